@@ -1,0 +1,62 @@
+"""Random block: one contiguous piece of the vector per round, the same one on all workers.
+
+The piece has ``ceil(n / ratio)`` elements and starts at an offset drawn from (seed, round, topic), so nobody
+has to say which it is and the pieces can be averaged directly. It wraps around at the end of the vector:
+otherwise the elements near the ends would be drawn less often than the rest.
+
+In expectation ‖v − kept‖² = (1 − k/n) ‖v‖².
+"""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gossamer.compress.compressor import Averaging, check_ratio, num_kept
+from gossamer.effects import Mean
+
+if TYPE_CHECKING:
+    from gossamer.worker import Worker
+
+
+@dataclass(frozen=True)
+class RandomBlock:
+    """A block of n/ratio neighbouring elements, drawn anew each round, the same on all workers."""
+
+    ratio: float
+    name: ClassVar[str] = "randomblock"
+
+    def __post_init__(self) -> None:
+        check_ratio(self.ratio)
+
+    def average(self, worker: Worker, vector: Tensor, round: int, topic: str) -> Averaging:
+        size = num_kept(vector.numel(), self.ratio)
+        start = _offset(worker.seed, round, topic, vector.numel())
+        head, tail = slice(start, start + size), slice(0, max(0, start + size - vector.numel()))
+        block = torch.cat((vector[head], vector[tail]))
+        answer = yield Mean(block, round, topic)
+        return _placed(answer, vector, head, tail), _placed(block, vector, head, tail)
+
+    def size_bytes(self, num_elements: int, itemsize: int = 4) -> int:
+        return num_kept(num_elements, self.ratio) * itemsize
+
+
+def _offset(seed: int, round: int, topic: str, num_elements: int) -> int:
+    """Where the block of this round begins."""
+    # Masked, for a generator takes no negative numbers; crc32, for str.__hash__ differs between processes.
+    entropy = [seed & (2**64 - 1), round, zlib.crc32(topic.encode())]
+    return int(np.random.default_rng(entropy).integers(num_elements))
+
+
+def _placed(block: Tensor, like: Tensor, head: slice, tail: slice) -> Tensor:
+    """A vector with the block at its place and zero elsewhere."""
+    dense = torch.zeros_like(like)
+    num_tail = tail.stop
+    dense[head] = block[: block.numel() - num_tail]
+    dense[tail] = block[block.numel() - num_tail :]
+    return dense

@@ -1,0 +1,187 @@
+"""What a run is: its settings, from the command line, a file and what suits the task and the method, put together.
+
+A value given by the user wins over the method's preference, that over the task's, that over the general default.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+
+from gossamer import optim, tasks
+from gossamer.errors import InputError, unknown
+from gossamer.methods import METHODS, Method, MethodConfig, find
+from gossamer.settings import Settings, from_values, option
+from gossamer.tasks import Task, TaskConfig
+from gossamer.topology import Topology, build
+from gossamer.virtual.gradients import WAYS
+from gossamer.virtual.hardware import HardwareConfig
+
+SCHEDULES = ("constant", "cosine", "linear", "step")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(Settings):
+    """What every run has, whatever its method, task and hardware."""
+
+    task: str = option("digits", "what to train: a task's name, or a Python file that defines one")
+    method: str = option("a2cid2", "how to train; several, with commas between them, are compared")
+    topology: str = option("ring", "who talks to whom: a name, or an edge-list file")
+    workers: int = option(16, "how many workers", least=1)
+    steps: int = option(200, "steps per worker; time units on the ideal clock", least=1)
+    epochs: float = option(0.0, "passes over the data by all workers together, instead of --steps", least=0)
+    optimizer: str = option("sgd", "any optimizer of torch by name, or accumadam, accumadamw")
+    lr: float = option(0.05, "learning rate", least=0)
+    momentum: float = option(0.9, "momentum, for optimizers that have one", least=0, most=1)
+    weight_decay: float = option(0.0, "weight decay", least=0)
+    accum: int = option(4, "steps over which AccumAdam gathers gradients for its moments", least=1)
+    schedule: str = option("constant", "how the learning rate changes over the run", choices=SCHEDULES)
+    lr_warmup: int = option(0, "steps over which the learning rate rises at the start", least=0)
+    batch: int = option(32, "samples per mini-batch and worker", least=1)
+    partition: str = option("iid", "who has which data: iid, dirichlet:ALPHA or by-class")
+    seed: int = option(0, "all randomness comes from it", least=0)
+    clock: str = option("hardware", "ideal: the papers' Poisson model; hardware: described machines", choices=("ideal", "hardware"))
+    device: str = option("cpu", "where to compute: cpu or cuda")
+    gradients: str = option("auto", "how the workers' gradients are computed", choices=WAYS)
+    eval_every: int = option(0, "history points between two evaluations on the test set; 0: as often as is cheap", least=0)
+
+
+SECTIONS: tuple[type[Settings], ...] = (RunConfig, HardwareConfig, TaskConfig)
+"""The settings that do not belong to a method."""
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run, ready to start."""
+
+    config: RunConfig
+    hardware: HardwareConfig
+    task_config: TaskConfig
+    method_config: MethodConfig
+    task: Task
+    topology: Topology
+
+    @property
+    def method(self) -> Method:
+        return find(self.config.method)(self.method_config, self.topology)
+
+    def values(self) -> dict[str, Any]:
+        """All settings by name, as a file would give them."""
+        merged: dict[str, Any] = {}
+        for settings in (self.config, self.task_config, self.method_config, self.hardware):
+            merged |= dataclasses.asdict(settings)
+        return merged
+
+    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+        c = self.config
+        return optim.make(
+            c.optimizer, parameters, lr=c.lr, momentum=c.momentum, weight_decay=c.weight_decay, period=c.accum
+        )
+
+    def schedule(self) -> Callable[[int], float]:
+        """Step number → factor on the learning rate."""
+        c = self.config
+        return make_schedule(c.schedule, c.steps, c.lr_warmup)
+
+
+def make_schedule(kind: str, steps: int, warmup: int) -> Callable[[int], float]:
+    """Step number → factor on the learning rate."""
+
+    def factor(step: int) -> float:
+        if step < warmup:
+            return (step + 1) / warmup
+        progress = min(1.0, (step - warmup) / max(1, steps - warmup))
+        if kind == "cosine":
+            return 0.5 * (1 + math.cos(math.pi * progress))
+        if kind == "linear":
+            return 1 - progress
+        if kind == "step":
+            return 0.1 ** (int(progress >= 0.5) + int(progress >= 0.75))
+        return 1.0
+
+    return factor
+
+
+def method_fields() -> dict[str, list[str]]:
+    """Every option of every method, and the methods that have it."""
+    owners: dict[str, list[str]] = {}
+    for name, method in METHODS.items():
+        for field in dataclasses.fields(method.Config):
+            owners.setdefault(field.name, []).append(name)
+    return owners
+
+
+def resolve(values: Mapping[str, Any]) -> list[Run]:
+    """The runs that ``values``, by option name, describe: one per method."""
+    _check_names(values)
+    names = [name.strip() for name in str(values.get("method", RunConfig.method)).split(",")]
+    methods = [find(name) for name in names]
+    if len(set(names)) != len(names):
+        raise InputError(f"--method names {', '.join(names)}: expected each method once")
+    owners = method_fields()
+    for name in values:
+        if name in owners and not set(owners[name]) & set(names) and name not in _common_fields():
+            raise InputError(
+                f"--{name.replace('_', '-')} does not apply to {', '.join(names)}: it belongs to {', '.join(owners[name])}"
+            )
+    hardware, task_config = from_values(HardwareConfig, values), from_values(TaskConfig, values)
+    # Bounds of what was given are checked before anything is built from it.
+    first = from_values(RunConfig, values)
+    workers = _workers(values, first)
+    task = tasks.build(first.task, workers=workers, seed=first.seed, config=task_config)
+    topology = build(first.topology, workers=workers, seed=first.seed, nodes=hardware.nodes or None)
+    return [_run(values, method, task, task_config, hardware, topology) for method in methods]
+
+
+def _workers(values: Mapping[str, Any], config: RunConfig) -> int:
+    """The number of workers: as given, or as many as a graph from a file has."""
+    if "workers" not in values and config.topology not in _topology_names(config.topology):
+        return build(config.topology, workers=None, seed=config.seed).workers
+    return config.workers
+
+
+def _topology_names(spec: str) -> tuple[str, ...]:
+    from gossamer.topology import names
+
+    return (*names(), *(spec for name in names() if spec.startswith(f"{name}:")))
+
+
+def _run(
+    values: Mapping[str, Any],
+    method: type[Method],
+    task: Task,
+    task_config: TaskConfig,
+    hardware: HardwareConfig,
+    topology: Topology,
+) -> Run:
+    suited = dict(task.defaults)
+    lrs = suited.pop("lr", {})
+    if method.preferred_optimizer:
+        suited["optimizer"] = method.preferred_optimizer
+    optimizer = str(values.get("optimizer", suited.get("optimizer", RunConfig.optimizer))).lower()
+    if not isinstance(lrs, Mapping):
+        lrs = {suited.get("optimizer", RunConfig.optimizer): lrs}
+    suited["lr"] = lrs.get(optimizer, lrs.get(optimizer.removeprefix("accum"), optim.default_lr(optimizer)))
+    merged = {**suited, **values, "method": method.name, "optimizer": optimizer, "workers": topology.workers}
+    config = from_values(RunConfig, merged)
+    if config.epochs:
+        per_epoch = len(task.train[0]) / (config.workers * config.batch)
+        config = dataclasses.replace(config, steps=max(1, math.ceil(config.epochs * per_epoch)))
+    return Run(config, hardware, task_config, from_values(method.Config, merged), task, topology)
+
+
+def _common_fields() -> set[str]:
+    return {field.name for section in SECTIONS for field in dataclasses.fields(section)}
+
+
+def _check_names(values: Mapping[str, Any]) -> None:
+    known = _common_fields() | set(method_fields())
+    for name in values:
+        if name not in known:
+            raise unknown("option", name, known)

@@ -1,0 +1,30 @@
+"""The methods, in one table by name.
+
+A new method is one file beside these and one row here: the command line, the virtual cluster and the tests that every
+method must pass find it in the table.
+"""
+
+from __future__ import annotations
+
+from gossamer.errors import unknown
+from gossamer.methods.a2cid2 import A2CiD2
+from gossamer.methods.allreduce import AllReduce
+from gossamer.methods.divisible import Divisible
+from gossamer.methods.gossip import Gossip
+from gossamer.methods.lasgd import LASGD
+from gossamer.methods.localsgd import LocalSGD
+from gossamer.methods.method import Method, MethodConfig
+from gossamer.methods.overlap import Overlap
+
+METHODS: dict[str, type[Method]] = {
+    method.name: method for method in (A2CiD2, Gossip, Overlap, LASGD, Divisible, AllReduce, LocalSGD)
+}
+
+__all__ = ["METHODS", "Method", "MethodConfig", "find"]
+
+
+def find(name: str) -> type[Method]:
+    """The method called ``name``; an ``InputError`` that lists the table if there is none."""
+    if name not in METHODS:
+        raise unknown("method", name, METHODS)
+    return METHODS[name]

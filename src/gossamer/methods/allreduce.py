@@ -1,0 +1,26 @@
+"""All-reduce: gradients averaged over all workers before every step, what DDP computes. The baseline::
+
+    x_i ← Update(x_i, mean_j g_j)
+
+What travels: one all-reduce of the gradient per step, ``2(n−1)/n · 4P`` bytes sent per worker in float32 with a ring.
+Everybody waits for the slowest worker and for the network, every step. No extra memory.
+"""
+
+from __future__ import annotations
+
+from gossamer.effects import Asking, Mean, Update
+from gossamer.methods.method import Method
+from gossamer.worker import Worker
+
+
+class AllReduce(Method):
+    """Synchronous data parallelism."""
+
+    name = "allreduce"
+    summary = "gradients averaged exactly every step, everybody waits: what DDP computes (baseline)"
+    lockstep = True
+
+    def step(self, worker: Worker) -> Asking:
+        mean = yield Mean(worker.gradient, round=worker.step, topic="gradient")
+        worker.gradient.copy_(mean)
+        yield Update()

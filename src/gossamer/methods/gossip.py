@@ -1,0 +1,54 @@
+"""Asynchronous pairwise gossip: the baseline that A²CiD² accelerates.
+
+Workers make gradient steps at their own pace. Beside that, each averages with one neighbour at a time::
+
+    gradient:   Update(x)
+    exchange:   s = x ;  send s, receive s' ;  x −= ½ (s − s')
+
+Both peers use the same difference ``s − s'``, so an exchange leaves the mean of all workers where it was, and a
+gradient step made while the message was under way is never lost.
+
+What travels: one vector of parameters each way per exchange, ``rate`` exchanges per gradient, so
+``rate · 4P`` bytes sent per worker and step in float32. Extra memory: one snapshot of the parameters and one buffer
+for the peer's.
+
+Reference: the η = 0, α = α̃ = ½ case of Nabli, Belilovsky, Oyallon, "A²CiD²", NeurIPS 2023.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gossamer.effects import Asking, Pair, Swap
+from gossamer.methods.method import Method, MethodConfig
+from gossamer.settings import option
+from gossamer.topology import Topology
+from gossamer.worker import Worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class GossipConfig(MethodConfig):
+    """Settings of the pairwise gossip methods."""
+
+    rate: float = option(1.0, "exchanges per worker and gradient", above=0)
+
+
+class Gossip(Method):
+    """Asynchronous pairwise averaging with neighbours, no acceleration."""
+
+    name = "gossip"
+    summary = "asynchronous pairwise averaging with neighbours; nobody waits (A²CiD² without its momentum)"
+    Config: ClassVar[type[MethodConfig]] = GossipConfig
+
+    def __init__(self, config: GossipConfig, topology: Topology) -> None:
+        super().__init__(config, topology)
+        self.rate = config.rate
+
+    def background(self, worker: Worker) -> Asking:
+        while True:
+            peer = yield Pair(self.rate)
+            sent = worker.snapshot()
+            received = yield Swap(sent, peer)
+            if received is not None:
+                worker.x.add_(sent, alpha=-0.5).add_(received, alpha=0.5)

@@ -1,0 +1,57 @@
+"""LASGD: local steps that never wait, and an exact all-reduce of the models in the background::
+
+    foreground, every step:   Update(x_i)
+    background, for ever:     after H local steps since the last merge (H may be 0: at once)
+                              s_i = x_i ;  S = mean over all workers of s ;
+                              at the next step boundary  x_i += S − s_i
+
+The averaging is exact and its result is applied as a displacement, so no gradient made while it was under way is lost
+and the mean model moves only by the workers' own updates. The optimizer's momentum stays local. Workers drift apart
+by at most ``2·lr/(1−μ)·(H + D)·G``, with D the steps that pass during an all-reduce and G a bound on the gradient.
+
+What travels: one all-reduce of the parameters per ``H + D`` steps, ``2(n−1)/n · 4P`` bytes sent per worker each time.
+Extra memory: one snapshot, and the all-reduce's result.
+
+Reference: Avidor, Tal Israel, "Locally Asynchronous Stochastic Gradient Descent for Decentralised Deep Learning",
+2022. Only its abstract and introduction were at hand: this is our formulation of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gossamer.effects import Asking, Mean, Steps
+from gossamer.methods.method import Method, MethodConfig
+from gossamer.settings import option
+from gossamer.topology import Topology
+from gossamer.worker import Worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class LASGDConfig(MethodConfig):
+    """Settings of LASGD."""
+
+    period: int = option(1, "local steps between a merge and the next averaging; 0: at once", least=0)
+
+
+class LASGD(Method):
+    """Local steps, and an exact average beside them."""
+
+    name = "lasgd"
+    summary = "local steps that never wait, exact all-reduce of the models in the background (Avidor et al. 2022)"
+    Config: ClassVar[type[MethodConfig]] = LASGDConfig
+    shared = ("merges",)
+
+    def __init__(self, config: LASGDConfig, topology: Topology) -> None:
+        super().__init__(config, topology)
+        self.period = config.period
+
+    def background(self, worker: Worker) -> Asking:
+        while True:
+            yield Steps(self.period)
+            sent = worker.snapshot()
+            merges = int(worker.scalars.get("merges", 0))
+            mean = yield Mean(sent, round=merges, topic="model")
+            worker.x.add_(mean).sub_(sent)
+            worker.scalars["merges"] = merges + 1

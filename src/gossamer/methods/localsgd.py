@@ -1,0 +1,45 @@
+"""Local SGD: models averaged exactly every H steps, waited for. A baseline::
+
+    every step:      Update(x_i)
+    every H-th:      x_i = mean_j x_j
+
+What travels: one all-reduce of the parameters every ``period`` steps, ``2(n−1)/n · 4P / H`` bytes sent per worker and
+step in float32. The optimizer's own state stays local. No extra memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from gossamer.effects import Asking, Mean, Update
+from gossamer.methods.method import Method, MethodConfig
+from gossamer.settings import option
+from gossamer.topology import Topology
+from gossamer.worker import Worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class LocalSGDConfig(MethodConfig):
+    """Settings of local SGD."""
+
+    period: int = option(8, "local steps between two averagings", least=1)
+
+
+class LocalSGD(Method):
+    """Local steps, and an exact average that everybody waits for."""
+
+    name = "localsgd"
+    summary = "models averaged exactly every few steps, everybody waits (baseline)"
+    Config: ClassVar[type[MethodConfig]] = LocalSGDConfig
+    lockstep = True
+
+    def __init__(self, config: LocalSGDConfig, topology: Topology) -> None:
+        super().__init__(config, topology)
+        self.period = config.period
+
+    def step(self, worker: Worker) -> Asking:
+        yield Update()
+        if (worker.step + 1) % self.period == 0:
+            mean = yield Mean(worker.x, round=worker.step, topic="model")
+            worker.x.copy_(mean)

@@ -1,0 +1,63 @@
+"""What every method is: two small generators that ask, and a few facts about them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor
+
+from gossamer.effects import Asking, Update
+from gossamer.settings import Settings
+from gossamer.topology import Topology
+from gossamer.worker import Worker
+
+
+@dataclass(frozen=True, kw_only=True)
+class MethodConfig(Settings):
+    """The settings of a method that has none."""
+
+
+class Method:
+    """One way to train on many workers.
+
+    A method never touches a socket, a thread or a clock: ``step`` and ``background`` yield the effects of
+    ``gossamer.effects`` and the world that drives them answers. It holds no state of its own: what a worker has to
+    remember lives in the worker.
+    """
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    """One line for lists."""
+    Config: ClassVar[type[MethodConfig]] = MethodConfig
+    lockstep: ClassVar[bool] = False
+    """Workers wait for each other within a step, so all make the same number of steps."""
+    shared: ClassVar[tuple[str, ...]] = ()
+    """Names of the vectors, scalars and tickets that are alike on all workers: a worker that joins takes them over."""
+    preferred_optimizer: ClassVar[str] = ""
+    """The optimizer to take when the user names none; empty: whatever suits the task."""
+
+    def __init__(self, config: MethodConfig, topology: Topology) -> None:
+        self.topology = topology
+
+    def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
+        """Raise ``InputError`` if the method cannot work with this optimizer."""
+
+    def point(self, worker: Worker) -> Tensor:
+        """Where the next gradient is evaluated."""
+        return worker.x
+
+    def step(self, worker: Worker) -> Asking:
+        """In the foreground, once per local gradient."""
+        yield Update()
+
+    def background(self, worker: Worker) -> Asking:
+        """Beside the training, for as long as it lasts."""
+        return
+        yield
+
+    def finish(self, worker: Worker) -> Asking:
+        """Once, after the last step: apply what is still under way."""
+        return
+        yield

@@ -1,0 +1,265 @@
+"""AccumAdam and AccumAdamW: Adam whose moments move only once per ``period`` steps.
+
+With small local batches a single gradient is noisy, and its square inflates Adam's second moment. Here the
+moments take in the mean of ``s`` successive gradients, while every step still uses its own fresh gradient.
+With period ``s``, ``k = ceil(t/s)`` and ``A = 0`` at the start::
+
+    every step:   A += g/s ;  m = M + (1−β1) g ;  v = V + (1−β2) g²
+                  x −= lr/(1−β1^k) · m / (√v/√(1−β2^k) + ε)
+    every s-th:   M = β1 (M + (1−β1) A) ;  V = β2 (V + (1−β2) A²) ;  A = 0
+
+AccumAdam's weight decay is L2 (``g += wd·x`` first), AccumAdamW's is decoupled (``x *= 1 − lr·wd`` first).
+With ``s = 1`` they are Adam and AdamW, with one difference in the state: M and V are kept already decayed for
+the next step. The period should grow with the number of workers.
+
+State per parameter: ``step`` (t), ``exp_avg`` (M), ``exp_avg_sq`` (V) and ``accumulated`` (A).
+
+Reference: Wang, Zhang, Wu, Johansson, "From Promise to Practice: Realizing High-performance Decentralized
+Training", ICLR 2025.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
+
+
+class AccumAdam(Optimizer):
+    """Adam with accumulated moments; see the module's docstring for the formula.
+
+    Args:
+        params: parameters or parameter groups, as for every torch optimizer.
+        lr: learning rate.
+        betas: decay of the first and the second moment, once per period.
+        eps: added to the denominator.
+        weight_decay: L2 penalty, added to the gradient.
+        period: how many gradients the moments take in at once; 1 is Adam.
+        foreach: ``None`` or ``True`` updates all tensors of a group together with few kernels; ``False``
+            one after the other, which needs temporaries for one tensor at a time only.
+    """
+
+    _decoupled: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        period: int = 4,
+        foreach: bool | None = None,
+    ) -> None:
+        if not lr >= 0.0:
+            raise ValueError(f"Invalid learning rate: {lr}")
+        if not eps >= 0.0:
+            raise ValueError(f"Invalid epsilon value: {eps}")
+        for index, beta in enumerate(betas):
+            if not 0.0 <= beta < 1.0:
+                raise ValueError(f"Invalid beta parameter at index {index}: {beta}")
+        if not weight_decay >= 0.0:
+            raise ValueError(f"Invalid weight_decay value: {weight_decay}")
+        if int(period) != period or period < 1:
+            raise ValueError(f"Invalid period: {period} (a whole number of steps, at least 1)")
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "period": int(period),
+            "foreach": foreach,
+        }
+        super().__init__(params, defaults)
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Take one step with the gradients in ``p.grad``; returns what the closure returns."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            # Checked before anything moves, so that a refused step leaves no parameter half-way.
+            if any(p.grad is not None and p.grad.layout is not torch.strided for p in group["params"]):
+                raise RuntimeError(
+                    f"{type(self).__name__} does not support sparse gradients: use torch.optim.SparseAdam, "
+                    "or make the embedding dense with sparse=False"
+                )
+        for group in self.param_groups:
+            setting = _Setting.of(group, self._decoupled)
+            params = [p for p in group["params"] if p.grad is not None]
+            if group["foreach"] is False:
+                _update_each(*self._gather(params), setting)
+            else:
+                for together in _by_device_and_dtype(params):
+                    _update_foreach(*self._gather(together), setting)
+        return loss
+
+    def _gather(self, params: Sequence[Tensor]) -> tuple[_Tensors, list[int]]:
+        """Count one step and lay out what the update needs, list by list."""
+        states = []
+        for param in params:
+            state = self.state[param]
+            if not state:
+                state["step"] = torch.tensor(0.0)  # on the CPU, as in torch's own: it is read every step
+                for name in ("exp_avg", "exp_avg_sq", "accumulated"):
+                    state[name] = torch.zeros_like(param, memory_format=torch.preserve_format)
+            state["step"] += 1
+            states.append(state)
+        tensors = _Tensors(
+            params=_real(params),
+            grads=_real([p.grad for p in params if p.grad is not None]),
+            exp_avgs=_real([state["exp_avg"] for state in states]),
+            exp_avg_sqs=_real([state["exp_avg_sq"] for state in states]),
+            accumulated=_real([state["accumulated"] for state in states]),
+        )
+        return tensors, [int(state["step"]) for state in states]
+
+
+class AccumAdamW(AccumAdam):
+    """AccumAdam with decoupled weight decay, as AdamW is to Adam.
+
+    Args:
+        params: parameters or parameter groups, as for every torch optimizer.
+        lr: learning rate.
+        betas: decay of the first and the second moment, once per period.
+        eps: added to the denominator.
+        weight_decay: the parameters shrink by the factor ``1 − lr·weight_decay`` every step.
+        period: how many gradients the moments take in at once; 1 is AdamW.
+        foreach: as for :class:`AccumAdam`.
+    """
+
+    _decoupled: ClassVar[bool] = True
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 1e-2,
+        period: int = 4,
+        foreach: bool | None = None,
+    ) -> None:
+        super().__init__(params, lr, betas, eps, weight_decay, period, foreach)
+
+
+@dataclass(frozen=True, slots=True)
+class _Tensors:
+    """The parameters of one update and what belongs to them, in parallel lists."""
+
+    params: list[Tensor]
+    grads: list[Tensor]
+    exp_avgs: list[Tensor]
+    exp_avg_sqs: list[Tensor]
+    accumulated: list[Tensor]
+
+
+@dataclass(frozen=True, slots=True)
+class _Setting:
+    """The hyper-parameters of one group as plain numbers."""
+
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+    l2: float
+    shrink: float
+    period: int
+
+    @staticmethod
+    def of(group: dict[str, Any], decoupled: bool) -> _Setting:
+        lr, weight_decay = float(group["lr"]), group["weight_decay"]
+        beta1, beta2 = group["betas"]
+        return _Setting(
+            lr=lr,
+            beta1=beta1,
+            beta2=beta2,
+            eps=group["eps"],
+            l2=0.0 if decoupled else weight_decay,
+            shrink=1 - lr * weight_decay if decoupled else 1.0,
+            period=group["period"],
+        )
+
+    def corrections(self, step: int) -> tuple[float, float]:
+        """``−lr/(1−β1^k)`` and ``√(1−β2^k)`` at step ``t``, with ``k = ceil(t/s)``."""
+        num_periods = -(-step // self.period)
+        return -self.lr / (1 - self.beta1**num_periods), (1 - self.beta2**num_periods) ** 0.5
+
+
+def _update_each(tensors: _Tensors, steps: list[int], setting: _Setting) -> None:
+    """The formula, plainly, for each tensor alone."""
+    for param, grad, exp_avg, exp_avg_sq, accumulated, step in zip(
+        tensors.params,
+        tensors.grads,
+        tensors.exp_avgs,
+        tensors.exp_avg_sqs,
+        tensors.accumulated,
+        steps,
+        strict=True,
+    ):
+        if setting.l2:
+            grad = grad.add(param, alpha=setting.l2)
+        if setting.shrink != 1.0:
+            param.mul_(setting.shrink)
+        step_size, root_correction = setting.corrections(step)
+        numerator = exp_avg.add(grad, alpha=1 - setting.beta1)
+        denominator = exp_avg_sq.addcmul(grad, grad, value=1 - setting.beta2)
+        denominator.sqrt_().div_(root_correction).add_(setting.eps)
+        param.addcdiv_(numerator, denominator, value=step_size)
+
+        accumulated.add_(grad, alpha=1 / setting.period)
+        if step % setting.period == 0:
+            exp_avg.add_(accumulated, alpha=1 - setting.beta1).mul_(setting.beta1)
+            exp_avg_sq.addcmul_(accumulated, accumulated, value=1 - setting.beta2).mul_(setting.beta2)
+            accumulated.zero_()
+
+
+def _update_foreach(tensors: _Tensors, steps: list[int], setting: _Setting) -> None:
+    """The same operations in the same order, each over all tensors at once."""
+    params, grads = tensors.params, tensors.grads
+    if setting.l2:
+        grads = list(torch._foreach_add(grads, params, alpha=setting.l2))
+    if setting.shrink != 1.0:
+        torch._foreach_mul_(params, setting.shrink)
+    step_sizes, root_corrections = zip(*map(setting.corrections, steps), strict=True)
+    numerators = torch._foreach_add(tensors.exp_avgs, grads, alpha=1 - setting.beta1)
+    denominators = torch._foreach_addcmul(tensors.exp_avg_sqs, grads, grads, value=1 - setting.beta2)
+    torch._foreach_sqrt_(denominators)
+    torch._foreach_div_(denominators, root_corrections)
+    torch._foreach_add_(denominators, setting.eps)
+    torch._foreach_addcdiv_(params, numerators, denominators, step_sizes)
+    del numerators, denominators
+
+    torch._foreach_add_(tensors.accumulated, grads, alpha=1 / setting.period)
+    # A parameter without a gradient in some step counts its own steps, so periods need not end together.
+    ending = [index for index, step in enumerate(steps) if step % setting.period == 0]
+    if ending:
+        exp_avgs = [tensors.exp_avgs[index] for index in ending]
+        exp_avg_sqs = [tensors.exp_avg_sqs[index] for index in ending]
+        accumulated = [tensors.accumulated[index] for index in ending]
+        torch._foreach_add_(exp_avgs, accumulated, alpha=1 - setting.beta1)
+        torch._foreach_mul_(exp_avgs, setting.beta1)
+        torch._foreach_addcmul_(exp_avg_sqs, accumulated, accumulated, value=1 - setting.beta2)
+        torch._foreach_mul_(exp_avg_sqs, setting.beta2)
+        torch._foreach_zero_(accumulated)
+
+
+def _by_device_and_dtype(params: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Parameters (with their gradients) that one foreach call can take together."""
+    together: dict[tuple[Any, ...], list[Tensor]] = {}
+    for param in params:
+        assert param.grad is not None
+        together.setdefault((param.device, param.dtype, param.grad.dtype), []).append(param)
+    return list(together.values())
+
+
+def _real(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Complex numbers as pairs of real ones, each with moments of its own, as torch's Adam sees them."""
+    return [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors]

@@ -1,0 +1,62 @@
+"""Quadratic: worker i minimises ½‖w − b_i‖², so that everything about a run is known in closed form.
+
+The b_i ~ N(0, 1) are drawn from the seed, one per worker, which makes the workers disagree as much as
+data can make them. The mean objective is smallest at w = b̄, where it is ½ mean_i ‖b̄ − b_i‖².
+
+With noise σ, each use of b_i sees b_i + σξ, ξ ~ N(0, 1): the gradient w − b_i − σξ then carries exactly
+additive noise of standard deviation σ per coordinate.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gossamer.tasks.seeds import stream
+from gossamer.tasks.task import Task, TaskConfig
+
+
+class Distance(nn.Module):
+    """w − b, for the one parameter vector w."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(dim))
+
+    def forward(self, b: Tensor) -> Tensor:
+        return self.w - b
+
+
+def half_square(differences: Tensor, targets: Tensor) -> Tensor:
+    """½‖·‖², mean over the batch. The targets are not used: the sample is the target."""
+    return 0.5 * differences.square().sum(-1).mean()
+
+
+def add_noise(b: Tensor, rng: np.random.Generator, *, noise: float) -> Tensor:
+    return b + torch.from_numpy(noise * rng.standard_normal(b.shape)).to(b)
+
+
+def quadratic(workers: int, seed: int, config: TaskConfig) -> Task:
+    b = stream(seed, "quadratic").standard_normal((workers, config.dim))
+    samples = (torch.from_numpy(b).float(), torch.zeros(workers))
+    return Task(
+        name="quadratic",
+        model=partial(Distance, config.dim),
+        train=samples,
+        test=samples,
+        loss=half_square,
+        augment=partial(add_noise, noise=config.noise) if config.noise > 0 else None,
+        own_data=True,
+        # A small step: the plateau left by SGD noise and disagreement scales with it.
+        defaults={
+            "optimizer": "sgd",
+            "lr": {"sgd": 0.01, "adam": 0.01},
+            "momentum": 0.0,
+            "batch": 1,
+            "steps": 1000,
+            "weight_decay": 0.0,
+        },
+    )

@@ -1,0 +1,201 @@
+"""Round schedules: who averages with whom in which round.
+
+In a round every worker is in exactly one group and mixes within it: x_i += strength · (mean of the group − x_i).
+A schedule lists, for each round of its period, the groups of two and more; whoever is in none of them keeps what
+it has in that round.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import prod
+
+import numpy as np
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """The workers that mix in one round, sorted, and how far each moves to their mean (1: all the way)."""
+
+    members: tuple[int, ...]
+    strength: float = 1.0
+
+
+Rounds = tuple[tuple[Group, ...], ...]
+
+
+def everyone(workers: int) -> Rounds:
+    """One round, one group of all."""
+    return ((Group(tuple(range(workers))),),) if workers > 1 else ()
+
+
+def along_axes(shape: tuple[int, ...]) -> Rounds:
+    """Pairs along the rings of a torus, one axis after the other, the last first.
+
+    A ring of even length takes two alternating rounds, of odd length three, of two workers one. A hypercube is the
+    torus of shape (2, 2, …): one round for each dimension, round k pairs i with i xor 2^k, and all agree at the end.
+    """
+    ranks = np.arange(prod(shape)).reshape(shape)
+    rounds = []
+    for axis in reversed(range(len(shape))):
+        length = shape[axis]
+        lines = np.moveaxis(ranks, axis, -1).reshape(-1, length)
+        last_even = length - length % 2
+        second = range(1, length if length > 2 else 1, 2)
+        third = range(last_even, length if length > 2 else last_even)
+        for positions in (range(0, last_even, 2), second, third):
+            pairs = [(int(line[p]), int(line[(p + 1) % length])) for p in positions for line in lines]
+            if pairs:
+                rounds.append(tuple(Group((min(pair), max(pair))) for pair in sorted(pairs)))
+    return tuple(rounds)
+
+
+def colour_classes(workers: int, edges: np.ndarray) -> Rounds:
+    """Rounds of disjoint pairs that together use every edge once: a proper edge colouring.
+
+    Greedy: each edge, in order, takes the first colour that is free at both of its ends. It needs at most 2Δ − 1
+    rounds for a largest degree Δ, and gives the same rounds on every machine.
+    """
+    taken = [0] * workers  # bit c of taken[i]: worker i has an edge of colour c
+    classes: list[list[Group]] = []
+    for i, j in edges.tolist():
+        used = taken[i] | taken[j]
+        bit = ~used & (used + 1)  # the lowest zero bit
+        taken[i] |= bit
+        taken[j] |= bit
+        colour = bit.bit_length() - 1
+        if colour == len(classes):
+            classes.append([])
+        classes[colour].append(Group((i, j)))
+    return tuple(tuple(groups) for groups in classes)
+
+
+def alternating_exponential_ring(nodes: int, per_node: int) -> Rounds:
+    """The schedule of Wang et al. (ICLR 2025) for 2^m nodes with ``per_node`` workers each.
+
+    Rank r is on node r // per_node. For each node distance 2^k two rounds: every other pair of nodes (u, u xor 2^k)
+    averages over both nodes while the rest average inside each node; then the halves swap. After both rounds each of
+    these pairs has averaged exactly, and after all distances everyone has. At any time only half of the nodes use the
+    slow links.
+    """
+    inside = [tuple(range(node * per_node, (node + 1) * per_node)) for node in range(nodes)]
+    if nodes == 1:
+        return everyone(per_node)
+    rounds = []
+    distance = 1
+    while distance < nodes:
+        pairs = [(u, u + distance) for u in range(nodes) if not u & distance]
+        for half in (0, 1):
+            groups = []
+            for index, (u, v) in enumerate(pairs):
+                joined = index % 2 == half
+                groups += [inside[u] + inside[v]] if joined else [inside[u], inside[v]]
+            rounds.append(tuple(Group(members) for members in sorted(groups) if len(members) > 1))
+        distance *= 2
+    return tuple(rounds)
+
+
+def base(workers: int, k: int) -> Rounds:
+    """A Base-(k+1) schedule: exact consensus in finitely many rounds for every number of workers.
+
+    After Takezawa et al. (NeurIPS 2023). With V the workers and n = |V|:
+
+    - n a product of factors ≤ k+1: the hyper-hypercube, one round of plain means for each factor.
+    - otherwise let A be the first a·(k+1)^p workers, a the leading digit of n in base k+1, and B the rest, |B| < |A|.
+      A reaches its mean m_A. One round pairs each worker of B with another one of A at weight w = |A|/n (strength 2w):
+      x_b becomes (1−w)·x_b + w·m_A, so that B's mean is now the mean of all, and as pairs keep their sum, so is A's.
+      A's rounds once more, and A agrees on it. B does the rounds of its own schedule meanwhile: before or after the
+      pairing is all the same to it, because the pairing takes all of B alike.
+    - or, with n = p·q and p the largest such factor that is a product of numbers ≤ k+1: the schedule for q in each of
+      p blocks, then the hyper-hypercube across the blocks. Whichever takes fewer rounds is taken.
+
+    This is our variant: all mixing is by groups of at most k+1 workers with one strength each, the only kind of mixing
+    the methods here know. For k = 1 it takes as many rounds as the paper's. For k ≥ 2 the paper joins each worker of B
+    to a workers of A at once, and A need not repeat the round for its factor a; that takes a weight for every edge.
+    """
+    return tuple(tuple(sorted(groups, key=_members)) for groups in _base_rounds(range(workers), k))
+
+
+def _base_rounds(ranks: Sequence[int], k: int) -> list[list[Group]]:
+    n = len(ranks)
+    factors = fewest_factors(n, k + 1)
+    if factors is not None:
+        return _hyper_hypercube(ranks, factors)
+    split = _split_rounds(ranks, k)
+    smooth = _smooth_part(n, k + 1)
+    if smooth == 1:
+        return split
+    size = n // smooth
+    blocks = [ranks[start : start + size] for start in range(0, n, size)]
+    blocked = _side_by_side([_base_rounds(block, k) for block in blocks])
+    columns = [[block[position] for block in blocks] for position in range(size)]
+    across = fewest_factors(smooth, k + 1)
+    assert across is not None
+    blocked += _side_by_side([_hyper_hypercube(column, across) for column in columns])
+    return min(blocked, split, key=len)
+
+
+def _split_rounds(ranks: Sequence[int], k: int) -> list[list[Group]]:
+    n = len(ranks)
+    power = 1
+    while power * (k + 1) <= n:
+        power *= k + 1
+    size = n // power * power
+    ours, theirs = ranks[:size], ranks[size:]
+    schedule_a, schedule_b = _base_rounds(ours, k), _base_rounds(theirs, k)
+    strength = 2 * size / n
+    pairing = [Group((a, b), strength) for a, b in zip(ours, theirs, strict=False)]
+    before = _side_by_side([schedule_a, schedule_b[: len(schedule_a)]])
+    after = _side_by_side([schedule_a, schedule_b[len(schedule_a) :]])
+    return [*before, pairing, *after]
+
+
+def _side_by_side(schedules: list[list[list[Group]]]) -> list[list[Group]]:
+    return [list(itertools.chain(*rounds)) for rounds in itertools.zip_longest(*schedules, fillvalue=[])]
+
+
+def _hyper_hypercube(ranks: Sequence[int], factors: Sequence[int]) -> list[list[Group]]:
+    """One round for each factor: written in the mixed radix of the factors, a group shares all digits but one."""
+    grid = np.asarray(ranks).reshape(tuple(reversed(factors)))
+    rounds = []
+    for axis in reversed(range(grid.ndim)):
+        groups = np.moveaxis(grid, axis, -1).reshape(-1, grid.shape[axis])
+        rounds.append([Group(tuple(sorted(members))) for members in groups.tolist()])
+    return rounds
+
+
+@lru_cache(maxsize=4096)
+def fewest_factors(n: int, largest: int) -> tuple[int, ...] | None:
+    """n as a product of as few factors ≤ ``largest`` as possible, () for 1; None where a prime factor is larger."""
+    if n == 1:
+        return ()
+    best: tuple[int, ...] | None = None
+    for factor in range(min(n, largest), 1, -1):
+        if n % factor == 0:
+            rest = fewest_factors(n // factor, largest)
+            if rest is not None and (best is None or len(rest) + 1 < len(best)):
+                best = (factor, *rest)
+    return best
+
+
+def _smooth_part(n: int, largest: int) -> int:
+    part = 1
+    for factor in range(2, largest + 1):
+        while n % factor == 0:
+            n //= factor
+            part *= factor
+    return part
+
+
+def _members(group: Group) -> tuple[int, ...]:
+    return group.members
+
+
+def edges_of(rounds: Rounds) -> np.ndarray:
+    """Every pair of workers that is ever in a group together, as an array [E, 2]."""
+    groups = {group.members for groups in rounds for group in groups}
+    pairs = [pair for members in groups for pair in itertools.combinations(members, 2)]
+    return np.array(pairs, dtype=np.int64).reshape(-1, 2)

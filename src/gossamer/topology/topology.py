@@ -1,0 +1,150 @@
+"""The Topology: who may talk to whom, who averages with whom in which round, and how well that mixes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import cached_property
+
+import networkx as nx
+import numpy as np
+
+from gossamer.errors import InputError
+from gossamer.topology import mixing, schedules, spectra
+from gossamer.topology.schedules import Group, Rounds
+from gossamer.topology.spectra import Constants
+from gossamer.topology.structures import EdgeGraph, Structure
+
+MAX_CACHED_DEGREE = 256  # neighbours of a complete graph would fill the memory if all were kept
+
+
+class Topology:
+    """A connected graph of workers 0..n-1 with a schedule of averaging rounds; made by ``build``.
+
+    All that takes time or memory is made when it is first asked for, and then kept.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        structure: Structure | None = None,
+        schedule: Callable[[], Rounds] | None = None,
+        workers: int | None = None,
+        note: str = "",
+        layout: str = "spring",
+    ) -> None:
+        """Without a structure, the graph is made of all pairs that the schedule brings together; without a
+        schedule, the rounds are the colour classes of the graph's edges. ``layout`` is for ``draw``.
+        """
+        self.name = name
+        self.note = note
+        self.layout = layout
+        self._given_structure = structure
+        self._schedule = schedule
+        if structure is not None:
+            workers = structure.workers
+        assert workers is not None, "a topology without a structure has to say how many workers it has"
+        self.workers: int = workers
+        self._neighbours: dict[int, tuple[int, ...]] = {}
+        self._contraction: float | None = None
+
+    def __repr__(self) -> str:
+        return f"Topology({self.name!r}, workers={self.workers})"
+
+    @cached_property
+    def structure(self) -> Structure:
+        """The graph in the form it is stored in."""
+        if self._given_structure is not None:
+            return self._given_structure
+        return EdgeGraph(self.workers, schedules.edges_of(self.rounds))
+
+    @property
+    def num_edges(self) -> int:
+        return self.structure.num_edges
+
+    @property
+    def edges(self) -> np.ndarray:
+        """All edges, int64 [E, 2] with i < j, sorted."""
+        return self.structure.edges
+
+    @property
+    def degrees(self) -> np.ndarray:
+        """The number of neighbours of each worker."""
+        return self.structure.degrees
+
+    def neighbours(self, rank: int) -> tuple[int, ...]:
+        """The workers that ``rank`` is joined to, sorted."""
+        known = self._neighbours.get(rank)
+        if known is not None:
+            return known
+        found = self.structure.neighbours(self._checked(rank))
+        if len(found) <= MAX_CACHED_DEGREE:
+            self._neighbours[rank] = found
+        return found
+
+    def rates(self, rate: float = 1.0) -> np.ndarray:
+        """How often each edge fires per unit of time, λ_ij = (r/2)(1/d_i + 1/d_j), in the order of ``edges``."""
+        return spectra.edge_rates(self.structure, _checked_rate(rate))
+
+    def graph(self) -> nx.Graph:
+        """The graph as a networkx graph with nodes 0..n-1."""
+        graph = nx.Graph(name=self.name)
+        graph.add_nodes_from(range(self.workers))
+        graph.add_edges_from(self.edges.tolist())
+        return graph
+
+    @cached_property
+    def rounds(self) -> Rounds:
+        """For each round of the period, its groups of two and more; all others keep to themselves."""
+        made = self._schedule() if self._schedule is not None else schedules.colour_classes(self.workers, self.edges)
+        return made or ((),)
+
+    @property
+    def period(self) -> int:
+        """The number of rounds after which the schedule begins anew."""
+        return len(self.rounds)
+
+    def group(self, round: int, rank: int) -> Group:
+        """The workers that ``rank`` averages with in a round, itself included; rounds go on without end."""
+        group = self._table[round % len(self._table)].get(rank)
+        return group if group is not None else Group((self._checked(rank),))
+
+    @cached_property
+    def _table(self) -> list[dict[int, Group]]:
+        return [{rank: group for group in groups for rank in group.members} for groups in self.rounds]
+
+    def constants(self, rate: float = 1.0) -> Constants:
+        """χ1, χ2, η, α̃ and the spectral gap at an exchange rate; see ``spectra``."""
+        return self._constants.at_rate(_checked_rate(rate))
+
+    @cached_property
+    def _constants(self) -> Constants:
+        return spectra.constants(self.structure)
+
+    def contraction(self) -> float:
+        """The share of a disagreement that one period of rounds can leave, 0 to round-off where all agree exactly."""
+        if self._contraction is None:
+            self._contraction = mixing.contraction(self.workers, self._mixing_rounds)
+        return self._contraction
+
+    def rounds_to_consensus(self) -> int | None:
+        """After how many rounds, from the first, all workers agree to round-off; None if never."""
+        return mixing.rounds_to_consensus(self.workers, self._mixing_rounds)
+
+    @property
+    def _mixing_rounds(self) -> Rounds:
+        return self.rounds if self.workers > 1 else ()
+
+    def _checked(self, rank: int) -> int:
+        if not 0 <= rank < self.workers:
+            raise InputError(
+                f"there is no worker {rank}: {self.name} has workers 0..{self.workers - 1}; give one of them"
+            )
+        return rank
+
+
+def _checked_rate(rate: float) -> float:
+    if not (rate > 0 and math.isfinite(rate)):
+        raise InputError(f"an exchange rate of {rate} makes no sense: expected a number above 0, e.g. 1.0; give one")
+    return rate

@@ -1,0 +1,1 @@
+"""The virtual world: any number of workers in one process, real gradients, simulated time."""

@@ -1,0 +1,477 @@
+"""The virtual cluster: any number of workers in one process, real gradients, simulated time.
+
+It drives each worker's generators, answers the effects they yield, and keeps time by an event queue. Everything that
+happens is determined by the seed. Vectors are rows of matrices whose arithmetic is done later, in batches (``rows``).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gossamer.effects import Gather, Mean, Pair, Start, Steps, Swap, Ticket, Update, Wait
+from gossamer.methods import Method
+from gossamer.seeds import stream
+from gossamer.topology import Topology
+from gossamer.virtual.clock import Clock, Hardware, Ideal
+from gossamer.virtual.events import ARRIVE, BEGIN, END, LOOK, Events
+from gossamer.virtual.gradients import Evaluator
+from gossamer.virtual.hardware import HardwareConfig, parse_ranked
+from gossamer.virtual.meeting import Meeting, Meetings
+from gossamer.virtual.pairing import ReadyPairing, SpikePairing
+from gossamer.virtual.rows import Matrix, Row, Tape, dense
+from gossamer.virtual.updates import MakeOptimizer, OneByOne, Updates, batched
+from gossamer.virtual.worker import Strand, VirtualWorker
+
+
+class Diverged(Exception):
+    """A worker's loss is not finite any more."""
+
+    def __init__(self, time: float, rank: int, step: int) -> None:
+        super().__init__(f"diverged: the loss of worker {rank} was not finite at its step {step}, time {time:g}")
+        self.time, self.rank, self.step = time, rank, step
+
+
+class Cluster:
+    """Workers that train together in simulated time."""
+
+    def __init__(
+        self,
+        *,
+        evaluator: Evaluator,
+        method: Method,
+        topology: Topology,
+        make_optimizer: MakeOptimizer,
+        schedule: Callable[[int], float],
+        clock: str,
+        hardware: HardwareConfig,
+        seed: int,
+        start: list[Tensor] | None = None,
+    ) -> None:
+        self.evaluator, self.method, self.topology, self.schedule, self.seed = evaluator, method, topology, schedule, seed
+        self.num_workers = topology.workers
+        self.events = Events()
+        self.clock: Clock = (
+            Ideal(method.lockstep)
+            if clock == "ideal"
+            else Hardware(hardware, self.num_workers, lambda time, act, args: self.events.at(time, ARRIVE, act, *args))
+        )
+        self.tape = Tape(self.num_workers, evaluator.flat.dtype, evaluator.device)
+        self.parameters = self.tape.matrix(evaluator.flat.size)
+        self.gradients = self.tape.matrix(evaluator.flat.size)
+        self._named: dict[str, Matrix] = {}
+        self.template = make_optimizer([nn.Parameter(view) for view in evaluator.flat.views(evaluator.start()).values()])
+        method.check_optimizer(self.template)
+        self.updates: Updates = batched(self.template, self.parameters, self.gradients) or OneByOne(
+            make_optimizer, evaluator.flat, self.parameters, self.gradients
+        )
+        self.tape.run_updates = self.updates.apply
+        self.tape.run_gradients = self._run_gradients
+        self.losses: list[Tensor] = []
+        """Training losses since they were last looked at."""
+        self._jobs: list[tuple[int, int, float]] = []
+
+        common = evaluator.start()
+        for rank in range(self.num_workers):
+            self.parameters.data[rank].copy_(common if start is None else start[rank])
+        self.workers = [VirtualWorker(self, rank) for rank in range(self.num_workers)]
+        self.meetings = Meetings(self.workers, self._hold)
+        self.pairing = (
+            SpikePairing(topology, self.events, self._meet, stream(seed, "edges"))
+            if clock == "ideal"
+            else ReadyPairing(topology, self.events, self._meet)
+        )
+        self.swaps: dict[tuple[int, int], tuple[Strand, Swap]] = {}
+        self.waiting: dict[Ticket, list[Strand]] = {}
+        self.joining: list[tuple[VirtualWorker, VirtualWorker]] = []
+        """Workers that join as soon as their peer has made its step."""
+        self.total_made = 0
+        self.num_exchanges = 0
+        self.news: list[str] = []
+        """What happened to the workers, for the person who watches."""
+        self._ending = self._look = False
+        self._schedule_life(hardware)
+
+    # Life of workers
+
+    def _schedule_life(self, hardware: HardwareConfig) -> None:
+        fails = parse_ranked(hardware.fail, "@", "--fail", self.num_workers)
+        joins = parse_ranked(hardware.join, "@", "--join", self.num_workers)
+        for rank, time in joins:
+            if all(failed != rank or when > time for failed, when in fails):
+                self.workers[rank].alive = False
+        for rank, time in fails:
+            self.events.at(time, ARRIVE, self._fail, rank)
+        for rank, time in joins:
+            self.events.at(time, ARRIVE, self._join, rank)
+        for worker in self.workers:
+            if worker.alive:
+                self._live(worker)
+
+    def _live(self, worker: VirtualWorker) -> None:
+        worker.born = self.events.now
+        self._run(worker, "background", self.method.background(worker))
+        self._next_gradient(worker)
+
+    def _next_gradient(self, worker: VirtualWorker) -> None:
+        worker.turn += 1
+        self.events.at(self.events.now, BEGIN, self._begin, worker, worker.turn)
+
+    def _fail(self, now: float, rank: int) -> None:
+        worker = self.workers[rank]
+        if not worker.alive:
+            return
+        worker.alive = False
+        worker.turn += 1
+        worker.lived += now - worker.born
+        self.news.append(f"worker {rank} gone at {now:g}; going on with {sum(w.alive for w in self.workers)}")
+        for strand in worker.strands:
+            strand.close()
+        worker.strands.clear()
+        worker.sleeping.clear()
+        worker.tickets.clear()
+        worker.idle_since = None
+        self.pairing.forget(rank)
+        orphans = [joiner for joiner, peer in self.joining if peer is worker]
+        self.joining = [pair for pair in self.joining if pair[1] is not worker]
+        for joiner in orphans:
+            self._join(now, joiner.rank)
+        self.meetings.changed(left=rank)
+        for pair, (strand, swap) in list(self.swaps.items()):
+            if strand.worker is worker:
+                del self.swaps[pair]
+            elif swap.peer == rank:
+                del self.swaps[pair]
+                self._resume(strand, None)
+
+    def _join(self, now: float, rank: int) -> None:
+        worker = self.workers[rank]
+        alive = [other for other in self.workers if other.alive]
+        if worker.alive or not alive:
+            return
+        # Between two steps a worker is all there: what it takes part in is over or has not begun.
+        near = [self.workers[other] for other in self.topology.neighbours(rank) if self.workers[other].alive]
+        peer = (near or alive)[0]
+        if peer.idle_since is None:
+            self._take_over(worker, peer)
+        else:
+            self.joining.append((worker, peer))
+
+    def _take_over(self, worker: VirtualWorker, peer: VirtualWorker) -> None:
+        """``worker`` joins with what ``peer`` has."""
+        worker.x.copy_(peer.x)
+        worker.scalars = {name: peer.scalars[name] for name in self.method.shared if name in peer.scalars}
+        for row in worker.vectors.values():
+            row.mul_(0.0)
+        for name in self.method.shared:
+            if name in peer.vectors:
+                worker.vector(name, len(peer.vectors[name])).copy_(peer.vectors[name])
+        worker.tickets = {name: ticket for name, ticket in peer.tickets.items() if name in self.method.shared}
+        worker.contributed = dict(peer.contributed)
+        worker.step = peer.step
+        worker.alive = True
+        self.tape.flush()
+        self.updates.reset(worker.rank)
+        self.meetings.changed()
+        self.news.append(f"worker {worker.rank} joined at {self.events.now:g} with the weights of worker {peer.rank}")
+        self._live(worker)
+
+    # Gradients and steps
+
+    def _begin(self, now: float, worker: VirtualWorker, turn: int) -> None:
+        """Worker ``worker`` starts its next gradient."""
+        if not worker.alive or worker.turn != turn or self._ending:
+            return
+        took = self.clock.gradient_time(worker.rank, worker.compute_rng)
+        if not self.clock.instant:
+            self._take_gradient(worker, now + took)
+        self.events.at(now + took, END, self._end, worker, turn, took)
+
+    def _take_gradient(self, worker: VirtualWorker, time: float) -> None:
+        """Let the worker's gradient be that at its parameters now."""
+        if self.evaluator.task.gradients:
+            worker.gradient.copy_(self.method.point(worker))
+            self.tape.gradient(worker.gradient, (worker.batches, time))
+        worker.batches += 1
+
+    def _end(self, now: float, worker: VirtualWorker, turn: int, took: float) -> None:
+        """The gradient is there: the method's step."""
+        if not worker.alive or worker.turn != turn or self._ending:
+            return
+        worker.compute_time += took
+        worker.idle_since = now
+        self._run(worker, "step", self._step(worker))
+
+    def _step(self, worker: VirtualWorker) -> Any:
+        if self.clock.instant:
+            # A method may move the parameters up to this moment (A²CiD² advances them); its gradient is taken after
+            # that, where its update is made.
+            yield from self._late_gradient(worker)
+        else:
+            yield from self.method.step(worker)
+
+    def _late_gradient(self, worker: VirtualWorker) -> Any:
+        asking = self.method.step(worker)
+        answer, taken = None, False
+        while True:
+            try:
+                effect = asking.send(answer)
+            except StopIteration:
+                return
+            if not taken:
+                self._take_gradient(worker, self.events.now)
+                taken = True
+            answer = yield effect
+
+    def _stepped(self, worker: VirtualWorker) -> None:
+        """The method's step is over."""
+        now = self.events.now
+        if worker.idle_since is not None:
+            worker.idle_time += now - worker.idle_since
+            worker.idle_since = None
+        worker.step += 1
+        worker.made += 1
+        self.total_made += 1
+        due = [strand for step, strand in worker.sleeping if step <= worker.step]
+        if due:
+            worker.sleeping = [pair for pair in worker.sleeping if pair[0] > worker.step]
+            for strand in due:
+                self._resume(strand, None)
+        for joiner, peer in self.joining:
+            if peer is worker and not joiner.alive:
+                self._take_over(joiner, peer)
+        self.joining = [pair for pair in self.joining if pair[1] is not worker]
+        self._next_gradient(worker)
+
+    def _run_gradients(self, matrix: Matrix, entries: list[tuple[int, Any]]) -> None:
+        ranks = [rank for rank, _ in entries]
+        losses = self.evaluator.gradients(matrix.data, ranks, [batch for _, (batch, _) in entries])
+        self.losses.append(losses)
+        self._jobs += [(rank, batch, time) for rank, (batch, time) in entries]
+
+    def take_losses(self) -> float | None:
+        """The mean training loss since this was last asked; raises ``Diverged`` if one was not finite."""
+        self.tape.flush()
+        if not self.losses:
+            return None
+        losses, jobs = torch.cat(self.losses), self._jobs
+        self.losses, self._jobs = [], []
+        bad = (~torch.isfinite(losses)).nonzero().flatten().tolist()
+        if bad:
+            rank, batch, time = min((jobs[k] for k in bad), key=lambda job: (job[2], job[0]))
+            raise Diverged(time, rank, batch)
+        return float(losses.double().mean())
+
+    # Effects
+
+    def _run(self, worker: VirtualWorker, name: str, asking: Any) -> None:
+        strand = Strand(worker, name, asking)
+        worker.strands.append(strand)
+        self._resume(strand, None)
+
+    def _resume(self, strand: Strand, answer: Any) -> None:
+        """Drive a generator until it has to wait, or ends."""
+        if strand.over:
+            return
+        worker, send = strand.worker, strand.asking.send
+        while True:
+            try:
+                effect = send(answer)
+            except StopIteration:
+                strand.over = True
+                worker.strands.remove(strand)
+                if strand.name == "step":
+                    self._stepped(worker)
+                return
+            answer = None
+            if isinstance(effect, Update):
+                if self.evaluator.task.gradients:
+                    self.tape.update(worker.x, worker.gradient, self.lr(worker))
+            elif isinstance(effect, Steps):
+                if effect.count > 0:
+                    worker.sleeping.append((worker.step + effect.count, strand))
+                    return
+            elif isinstance(effect, Start):
+                answer = ticket = Ticket(effect.effect)
+                self.meetings.come(worker, effect.effect, partial(self._fulfil, ticket))
+            elif isinstance(effect, Wait):
+                if not effect.ticket.done:
+                    self.waiting.setdefault(effect.ticket, []).append(strand)
+                    return
+                answer = effect.ticket.answer
+            elif isinstance(effect, (Mean, Gather)):
+                self.meetings.come(worker, effect, partial(self._resume, strand))
+                return
+            elif isinstance(effect, Pair):
+                self.pairing.ask(self.events.now, strand, effect.rate)
+                return
+            elif isinstance(effect, Swap):
+                self._swap(strand, effect)
+                return
+            else:
+                raise TypeError(f"{self.method.name} yielded {effect!r}, which is not an effect")
+
+    def _fulfil(self, ticket: Ticket, answer: Any) -> None:
+        ticket.done, ticket.answer = True, answer
+        for strand in self.waiting.pop(ticket, ()):
+            self._resume(strand, answer)
+
+    def _meet(self, first: Strand, second: Strand) -> None:
+        """Two neighbours that are ready exchange."""
+        a, b = first.worker.rank, second.worker.rank
+        self._resume(first, b)
+        self._resume(second, a)
+
+    def _swap(self, strand: Strand, swap: Swap) -> None:
+        rank, peer = strand.worker.rank, swap.peer
+        if not self.workers[peer].alive:
+            self.events.at(self.events.now, ARRIVE, lambda now: self._resume(strand, None))
+            return
+        other = self.swaps.get((peer, rank))
+        own = self.swaps[rank, peer] = (strand, swap)
+        if other is None:
+            return
+        size = swap.vector.numel() * swap.vector.element_size()
+        for worker in (strand.worker, other[0].worker):
+            worker.bytes_sent += size
+        self.clock.swap(self.events.now, rank, peer, size, partial(self._swapped, first=other, second=own))
+
+    def _swapped(self, now: float, first: tuple[Strand, Swap], second: tuple[Strand, Swap]) -> None:
+        (one, sent_one), (two, sent_two) = first, second
+        a, b = one.worker.rank, two.worker.rank
+        if self.swaps.get((a, b)) is not first or self.swaps.get((b, a)) is not second:
+            return  # one of them died meanwhile
+        del self.swaps[a, b], self.swaps[b, a]
+        one.worker.exchanges += 1
+        two.worker.exchanges += 1
+        self.num_exchanges += 1
+        self._resume(one, sent_two.vector)
+        self._resume(two, sent_one.vector)
+
+    def _hold(self, meeting: Meeting) -> None:
+        """Everybody expected has come: do what they came for."""
+        came = [meeting.came[rank] for rank in sorted(meeting.came)]
+        members = tuple(worker.rank for worker, _, _ in came)
+        answer: Any
+        if isinstance(came[0][1], Mean):
+            vectors = [effect.vector for _, effect, _ in came if isinstance(effect, Mean)]
+            answer, transfer = self.tape.mean(vectors), self.clock.mean
+            size, share = _size_bytes(vectors[0]), 2 * (len(members) - 1) / len(members)
+        else:
+            answer = [tuple(map(dense, effect.tensors)) for _, effect, _ in came if isinstance(effect, Gather)]
+            transfer = self.clock.gather
+            size, share = sum(map(_size_bytes, answer[0])), len(members) - 1
+        if len(members) > 1:
+            for worker, _, _ in came:
+                worker.bytes_sent += round(share * size)
+                worker.exchanges += 1
+            self.num_exchanges += 1
+            transfer(self.events.now, members, size, partial(self._held, came=came, answer=answer))
+        else:
+            self._held(self.events.now, came, answer)
+
+    def _held(self, now: float, came: list[Any], answer: Any) -> None:
+        self.events.at(now, ARRIVE, self._answer, came, answer)
+
+    def _answer(self, now: float, came: list[Any], answer: Any) -> None:
+        for worker, _, give in came:
+            if worker.alive:
+                give(answer)
+
+    # What workers and observers see
+
+    def vector(self, name: str, size: int | None, rank: int) -> Row:
+        """The row of the method's vectors called ``name``."""
+        if name not in self._named:
+            self._named[name] = self.tape.matrix(self.evaluator.flat.size if size is None else size)
+        return Row(self.tape, self._named[name], rank)
+
+    def setting(self, name: str, worker: VirtualWorker) -> Any:
+        """A hyper-parameter of the worker's optimizer now."""
+        if name == "lr":
+            return self.lr(worker)
+        return self.template.param_groups[0][name]
+
+    def lr(self, worker: VirtualWorker) -> float:
+        return self.template.param_groups[0]["lr"] * self.schedule(worker.step)
+
+    def alive(self) -> list[int]:
+        return [worker.rank for worker in self.workers if worker.alive]
+
+    def consensus(self) -> float:
+        """sqrt(mean_i ‖x_i − x̄‖²) over the workers alive."""
+        rows, mean, ranks = self.rows(), self.mean_model(), self.alive()
+        total = sum(float((rows[rank] - mean).square_().sum(dtype=torch.float64)) for rank in ranks)
+        return math.sqrt(total / len(ranks))
+
+    def rows(self) -> Tensor:
+        """All workers' parameters, one row each."""
+        self.tape.flush()
+        return self.parameters.data
+
+    def mean_model(self) -> Tensor:
+        """The mean of the parameters of the workers alive."""
+        rows, ranks = self.rows(), self.alive()
+        if len(ranks) == len(rows):
+            return rows.mean(0)
+        total = rows[ranks[0]].clone()
+        for rank in ranks[1:]:
+            total += rows[rank]
+        return total / len(ranks)
+
+    def utilization(self) -> float:
+        """The share of their lives that workers did not spend waiting."""
+        now = self.events.now
+        idle = sum(w.idle_time + (now - w.idle_since if w.idle_since is not None else 0.0) for w in self.workers)
+        lived = sum(w.lived + (now - w.born if w.alive else 0.0) for w in self.workers)
+        return 1.0 - idle / lived if lived else 1.0
+
+    def mean_buffers(self) -> Tensor:
+        """The mean of the buffers of the workers alive."""
+        return self.evaluator.buffers[self.alive()].mean(0)
+
+    # Running
+
+    def run_until(self, time: float) -> None:
+        """Let everything happen up to and at ``time``."""
+        self.events.at(time, LOOK, self._looked)
+        self._look = False
+        while not self._look:
+            self.events.next()
+
+    def _looked(self, now: float) -> None:
+        self._look = True
+
+    def advance(self) -> bool:
+        """Let the next thing happen; False when nothing can happen any more."""
+        return self.events.next()
+
+    def finish(self) -> None:
+        """End training: what is under way is applied, background parts stop."""
+        self._ending = True
+        self.pairing.stop()
+        for worker in self.workers:
+            for strand in list(worker.strands):
+                strand.close()
+            worker.strands.clear()
+            worker.sleeping.clear()
+        for worker in self.workers:
+            if worker.alive:
+                self._run(worker, "finish", self.method.finish(worker))
+        while any(worker.strands for worker in self.workers):
+            if not self._settle():
+                break
+
+    def _settle(self) -> bool:
+        while any(worker.strands for worker in self.workers) and self.events.next():
+            pass
+        return any(worker.strands for worker in self.workers) and self.meetings.close()
+
+
+def _size_bytes(vector: Any) -> int:
+    return int(vector.numel() * vector.element_size())

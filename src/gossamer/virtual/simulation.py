@@ -1,0 +1,270 @@
+"""A run in the virtual world, from its settings to its results."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.config import Run
+from gossamer.errors import InputError
+from gossamer.seeds import stream
+from gossamer.tasks import Batches, partition
+from gossamer.virtual.cluster import Cluster, Diverged
+from gossamer.virtual.gradients import Evaluator
+
+EVALUATION_BUDGET = 2e11
+"""Operations that all evaluations of a run may take together before they become rarer."""
+
+
+@dataclass(frozen=True)
+class Spread:
+    """How a figure is spread over the workers."""
+
+    mean: float | None
+    min: float | None
+    max: float | None
+
+    @classmethod
+    def of(cls, values: list[float] | None) -> Spread:
+        if not values:
+            return cls(None, None, None)
+        return cls(sum(values) / len(values), min(values), max(values))
+
+
+@dataclass(frozen=True)
+class Point:
+    """How far a run is at one moment."""
+
+    time: float
+    """Simulated: seconds on the hardware clock, expected gradients per worker on the ideal one."""
+    steps: int
+    """Per worker, on average."""
+    total_steps: int
+    worker_steps: Spread
+    samples: int
+    loss: float | None
+    """Of the averaged model, on the test set."""
+    train_loss: float | None
+    """Mean over the mini-batches since the last point."""
+    accuracy: float | None
+    """Of the averaged model, on the test set."""
+    worker_accuracy: Spread
+    """Of each worker's own model."""
+    consensus: float
+    """sqrt(mean_i ‖x_i − x̄‖²)."""
+    exchanges: int
+    """Swaps of two workers and averagings of many, each counted once."""
+    bytes_sent: int
+    """By all workers together."""
+    utilization: float
+    """Share of the workers' time that was not spent waiting."""
+    workers_alive: int
+    wall_s: float
+
+
+@dataclass
+class Result:
+    """What a run came to."""
+
+    method: str
+    topology: str
+    workers: int
+    seed: int
+    final: Point
+    history: list[Point]
+    model: Tensor = field(repr=False)
+    """The averaged model, flat."""
+    weights: dict[str, Tensor] = field(repr=False)
+    """The averaged model, by name, buffers included."""
+    worker_bytes_sent: list[int]
+    worker_compute_time: list[float]
+    worker_idle_time: list[float]
+    news: list[str]
+    diverged: Diverged | None = None
+
+    def document(self) -> dict[str, Any]:
+        """The result as plain data, for JSON."""
+        head = {"method": self.method, "topology": self.topology, "workers": self.workers, "seed": self.seed}
+        per_worker = {
+            "worker_bytes_sent": self.worker_bytes_sent,
+            "worker_compute_time": self.worker_compute_time,
+            "worker_idle_time": self.worker_idle_time,
+        }
+        end = {"news": self.news, "history": [asdict(point) for point in self.history]}
+        if self.diverged is not None:
+            end["diverged"] = {"time": self.diverged.time, "worker": self.diverged.rank, "step": self.diverged.step}
+        return {**head, **asdict(self.final), **per_worker, **end}
+
+
+Watch = Callable[[Point, list[str]], None]
+"""Called with every point of the history, and what happened to the workers since the last."""
+
+
+def simulate(run: Run, watch: Watch | None = None) -> Result:
+    """Train in the virtual world."""
+    with torch.random.fork_rng(devices=[run.config.device] if run.config.device.startswith("cuda") else []):
+        return _Simulation(run, watch or (lambda point, news: None)).result()
+
+
+def make_evaluator(run: Run) -> Evaluator:
+    """The task's model, and each worker's data."""
+    c, task = run.config, run.task
+    device = _device(c.device)
+    torch.manual_seed(c.seed)
+    model = task.model()
+    if task.own_data:
+        parts = [stream(0, "own").permutation([rank]) for rank in range(c.workers)]
+    else:
+        parts = partition(c.partition, task.labels, len(task.train[0]), c.workers, c.seed)
+    batches = [Batches(part, c.batch, c.seed, rank) for rank, part in enumerate(parts)]
+    return Evaluator(task, model, batches, c.seed, device, c.gradients)
+
+
+def make_cluster(run: Run) -> Cluster:
+    """The virtual cluster of a run, before its first step."""
+    c, task = run.config, run.task
+    evaluator = make_evaluator(run)
+    start = None
+    if task.start is not None:
+        vectors = [task.start(rank, stream(c.seed, "start", rank)) for rank in range(c.workers)]
+        start = [torch.as_tensor(vector, dtype=evaluator.flat.dtype, device=evaluator.device) for vector in vectors]
+    return Cluster(
+        evaluator=evaluator,
+        method=run.method,
+        topology=run.topology,
+        make_optimizer=run.make_optimizer,
+        schedule=run.schedule(),
+        clock=c.clock,
+        hardware=run.hardware,
+        seed=c.seed,
+        start=start,
+    )
+
+
+def _device(name: str) -> torch.device:
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"--device is {name!r}: expected cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device is cuda, but torch sees no CUDA device here: take --device cpu")
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"--device is {name!r}: expected cpu, cuda or cuda:N")
+    return device
+
+
+class _Simulation:
+    def __init__(self, run: Run, watch: Watch) -> None:
+        self.run, self.watch = run, watch
+        self.began = time.perf_counter()
+        self.cluster = make_cluster(run)
+        self.history: list[Point] = []
+        self.told = 0
+        self.stop_at = run.config.steps * run.config.workers
+        c, evaluator = run.config, self.cluster.evaluator
+        cost = 2.0 * evaluator.flat.size * len(run.task.test[0]) * (c.workers + 1) * c.steps
+        self.eval_every = c.eval_every or max(1, math.ceil(cost / EVALUATION_BUDGET))
+
+    def result(self) -> Result:
+        diverged = None
+        try:
+            self.observe()
+            self.train()
+            self.cluster.finish()
+            final = self.point(evaluate=True)
+            self.history[-1] = final if final.time == self.history[-1].time else self.history[-1]
+            if self.history[-1] is not final:
+                self.history.append(final)
+        except Diverged as error:
+            diverged = error
+        return self.packed(diverged)
+
+    def train(self) -> None:
+        if self.run.config.clock == "ideal":
+            for unit in range(1, self.run.config.steps + 1):
+                self.cluster.run_until(float(unit))
+                self.observe()
+            return
+        each = self.run.config.workers
+        while self.cluster.total_made < self.stop_at and self.cluster.advance():
+            if self.cluster.total_made >= each * len(self.history):
+                self.observe()
+        if self.cluster.total_made < self.stop_at:
+            self.cluster.news.append("nothing can happen any more: no worker is left that could go on")
+            self.observe()
+
+    def observe(self) -> None:
+        """Add a point to the history."""
+        last = self.cluster.total_made >= self.stop_at
+        point = self.point(evaluate=last or len(self.history) % self.eval_every == 0)
+        self.history.append(point)
+        self.watch(point, self.cluster.news[self.told :])
+        self.told = len(self.cluster.news)
+
+    def point(self, evaluate: bool) -> Point:
+        cluster, c = self.cluster, self.run.config
+        train_loss = cluster.take_losses()
+        consensus = cluster.consensus()
+        loss = accuracy = None
+        workers: list[float] | None = None
+        if evaluate and self.run.task.gradients:
+            loss, accuracy, workers = self.evaluate(consensus)
+        made = [worker.made for worker in cluster.workers]
+        return Point(
+            time=cluster.events.now,
+            steps=round(cluster.total_made / c.workers),
+            total_steps=cluster.total_made,
+            worker_steps=Spread.of([float(count) for count in made]),
+            samples=cluster.total_made * c.batch if self.run.task.gradients else 0,
+            loss=loss,
+            train_loss=train_loss,
+            accuracy=accuracy,
+            worker_accuracy=Spread.of(workers),
+            consensus=consensus,
+            exchanges=cluster.num_exchanges,
+            bytes_sent=sum(worker.bytes_sent for worker in cluster.workers),
+            utilization=cluster.utilization(),
+            workers_alive=len(cluster.alive()),
+            wall_s=time.perf_counter() - self.began,
+        )
+
+    def evaluate(self, consensus: float) -> tuple[float, float | None, list[float] | None]:
+        """Loss and accuracy of the averaged model, and accuracy of each worker's."""
+        cluster, evaluator = self.cluster, self.cluster.evaluator
+        losses, corrects = evaluator.scores(cluster.mean_model()[None], cluster.mean_buffers()[None])
+        if corrects is None:
+            return float(losses), None, None
+        ranks = cluster.alive()
+        if consensus == 0.0 and not evaluator.buffer_flat.size:
+            return float(losses), float(corrects), [float(corrects)] * len(ranks)
+        rows = cluster.rows()
+        whole = len(ranks) == len(rows)
+        own = evaluator.scores(rows if whole else rows[ranks], evaluator.buffers if whole else evaluator.buffers[ranks])
+        assert own[1] is not None
+        return float(losses), float(corrects), own[1].tolist()
+
+    def packed(self, diverged: Diverged | None) -> Result:
+        cluster, c = self.cluster, self.run.config
+        evaluator, model = cluster.evaluator, cluster.mean_model()
+        weights = evaluator.flat.views(model) | evaluator.buffer_flat.views(cluster.mean_buffers())
+        return Result(
+            method=c.method,
+            topology=c.topology,
+            workers=c.workers,
+            seed=c.seed,
+            final=self.history[-1],
+            history=self.history,
+            model=model,
+            weights={name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()},
+            worker_bytes_sent=[worker.bytes_sent for worker in cluster.workers],
+            worker_compute_time=[worker.compute_time for worker in cluster.workers],
+            worker_idle_time=[worker.idle_time for worker in cluster.workers],
+            news=cluster.news,
+            diverged=diverged,
+        )

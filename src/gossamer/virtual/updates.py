@@ -1,0 +1,194 @@
+"""Optimizer steps of many workers at once.
+
+SGD, Adam, AdamW, AccumAdam and AccumAdamW treat every element alone, so the steps of several workers are one step on
+several rows of a matrix, each with its own learning rate and step count. Any other torch optimizer gets one instance
+per worker, over parameters that are views of the worker's row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from gossamer.flat import Flat
+from gossamer.optim import AccumAdam, AccumAdamW
+from gossamer.virtual.rows import Matrix
+
+MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
+
+
+class Updates(Protocol):
+    """The optimizers of all workers."""
+
+    def apply(self, ranks: list[int], index: Tensor, lrs: list[float]) -> None:
+        """One step for each of these workers (``index`` holds ``ranks`` on the device) with these learning rates."""
+
+    def reset(self, rank: int) -> None:
+        """Forget what the optimizer of this worker remembers."""
+
+
+def batched(template: torch.optim.Optimizer, x: Matrix, g: Matrix) -> Updates | None:
+    """The batched form of ``template``, or None if it has none with these settings."""
+    if len(template.param_groups) != 1:
+        return None
+    settings = template.param_groups[0]
+    if settings.get("maximize") or settings.get("differentiable") or settings.get("amsgrad"):
+        return None
+    kind = type(template)
+    if kind is torch.optim.SGD and not settings["dampening"]:
+        return _SGD(settings, x, g)
+    if kind in (torch.optim.Adam, torch.optim.AdamW, AccumAdam, AccumAdamW):
+        decoupled = kind in (torch.optim.AdamW, AccumAdamW) or bool(settings.get("decoupled_weight_decay"))
+        return _Adam(settings, x, g, decoupled)
+    return None
+
+
+class _SGD:
+    def __init__(self, settings: dict[str, Any], x: Matrix, g: Matrix) -> None:
+        self.x, self.g, self.settings = x, g, settings
+        self.momentum = torch.zeros_like(x.data) if settings["momentum"] else None
+
+    def reset(self, rank: int) -> None:
+        if self.momentum is not None:
+            self.momentum[rank].zero_()
+
+    def apply(self, ranks: list[int], index: Tensor, lrs: list[float]) -> None:
+        for rows, lr in _pieces(self.x, ranks, index, lrs):
+            decay, mu = self.settings["weight_decay"], self.settings["momentum"]
+            gradient = rows.read(self.g.data)
+            if decay:
+                gradient = gradient.add(rows.read(self.x.data), alpha=decay)
+            if self.momentum is not None:
+                momentum = rows.read(self.momentum).mul_(mu).add_(gradient)
+                rows.write(self.momentum, momentum)
+                gradient = gradient.add(momentum, alpha=mu) if self.settings["nesterov"] else momentum
+            rows.descend(self.x.data, gradient, lr)
+
+
+class _Adam:
+    """AccumAdam with its period; Adam is the period 1 of it, without the accumulator."""
+
+    def __init__(self, settings: dict[str, Any], x: Matrix, g: Matrix, decoupled: bool) -> None:
+        self.x, self.g, self.settings, self.decoupled = x, g, settings, decoupled
+        self.period = int(settings.get("period", 1))
+        self.first, self.second = torch.zeros_like(x.data), torch.zeros_like(x.data)
+        self.accumulated = torch.zeros_like(x.data) if self.period > 1 else None
+        self.steps = [0] * len(x.data)
+
+    def reset(self, rank: int) -> None:
+        self.first[rank].zero_()
+        self.second[rank].zero_()
+        if self.accumulated is not None:
+            self.accumulated[rank].zero_()
+        self.steps[rank] = 0
+
+    def apply(self, ranks: list[int], index: Tensor, lrs: list[float]) -> None:
+        for rank in ranks:
+            self.steps[rank] += 1
+        beta1, beta2 = self.settings["betas"]
+        decay, eps = self.settings["weight_decay"], self.settings["eps"]
+        for rows, lr in _pieces(self.x, ranks, index, lrs):
+            gradient = rows.read(self.g.data)
+            if decay and self.decoupled:
+                rows.write(self.x.data, rows.read(self.x.data).mul_(rows.column([1 - rate * decay for rate in lr])))
+            elif decay:
+                gradient = gradient.add(rows.read(self.x.data), alpha=decay)
+            steps = [self.steps[rank] for rank in rows.ranks]
+            periods = [-(-step // self.period) for step in steps]
+            first, second = rows.read(self.first), rows.read(self.second)
+            if self.accumulated is None:
+                rows.write(self.first, first.mul_(beta1).add_(gradient, alpha=1 - beta1))
+                rows.write(self.second, second.mul_(beta2).addcmul_(gradient, gradient, value=1 - beta2))
+                m, v = first, second
+            else:
+                m = torch.add(first, gradient, alpha=1 - beta1)
+                v = torch.addcmul(second, gradient, gradient, value=1 - beta2)
+            scale = v.sqrt().div_(rows.column([(1 - beta2**k) ** 0.5 for k in periods])).add_(eps)
+            rows.descend(self.x.data, m / scale, [rate / (1 - beta1**k) for rate, k in zip(lr, periods, strict=True)])
+            if self.accumulated is not None:
+                self._accumulate(rows, gradient, steps)
+
+    def _accumulate(self, rows: _Rows, gradient: Tensor, steps: list[int]) -> None:
+        assert self.accumulated is not None
+        beta1, beta2 = self.settings["betas"]
+        rows.write(self.accumulated, rows.read(self.accumulated).add_(gradient, alpha=1 / self.period))
+        ended = [rank for rank, step in zip(rows.ranks, steps, strict=True) if step % self.period == 0]
+        for rank in ended:
+            mean = self.accumulated[rank]
+            self.first[rank].add_(mean, alpha=1 - beta1).mul_(beta1)
+            self.second[rank].addcmul_(mean, mean, value=1 - beta2).mul_(beta2)
+            mean.zero_()
+
+
+class _Rows:
+    """Some rows of the matrices: read as one block, written back as one. All rows are read without a copy."""
+
+    def __init__(self, ranks: list[int], index: Tensor | None, like: Tensor) -> None:
+        self.ranks, self.index, self.like = ranks, index, like
+
+    def read(self, data: Tensor) -> Tensor:
+        if len(self.ranks) == 1:
+            return data[self.ranks[0]][None]
+        return data if self.index is None else data[self.index]
+
+    def write(self, data: Tensor, block: Tensor) -> None:
+        if len(self.ranks) > 1 and self.index is not None:
+            data.index_copy_(0, self.index, block)
+
+    def column(self, values: list[float]) -> Tensor | float:
+        """One number per row, to multiply or divide a block with."""
+        if all(value == values[0] for value in values):
+            return values[0]
+        return torch.tensor(values, dtype=self.like.dtype, device=self.like.device)[:, None]
+
+    def descend(self, data: Tensor, direction: Tensor, rates: list[float]) -> None:
+        """``data[rows] −= rates · direction``."""
+        rate = self.column(rates)
+        if isinstance(rate, Tensor):
+            direction, rate = direction * rate, 1.0
+        if len(self.ranks) == 1 or self.index is None:
+            self.read(data).sub_(direction, alpha=rate)
+        else:
+            data.index_add_(0, self.index, direction, alpha=-rate)
+
+
+def _pieces(x: Matrix, ranks: list[int], index: Tensor, lrs: list[float]) -> Iterable[tuple[_Rows, list[float]]]:
+    """The rows as one piece, or one by one where they are long."""
+    if x.wide or len(ranks) == 1:
+        for position, rank in enumerate(ranks):
+            yield _Rows([rank], None, x.data), lrs[position : position + 1]
+    elif ranks == list(range(len(x.data))):
+        yield _Rows(ranks, None, x.data), lrs
+    else:
+        yield _Rows(ranks, index, x.data), lrs
+
+
+class OneByOne:
+    """One torch optimizer per worker."""
+
+    def __init__(self, make: MakeOptimizer, flat: Flat, x: Matrix, g: Matrix) -> None:
+        self.make, self.flat, self.x, self.g = make, flat, x, g
+        self.optimizers: list[torch.optim.Optimizer] = []
+        for rank in range(len(x.data)):
+            self.optimizers.append(self._fresh(rank))
+
+    def _fresh(self, rank: int) -> torch.optim.Optimizer:
+        parameters = [nn.Parameter(part.view(self.x.data[rank])) for part in self.flat.parts]
+        for parameter, part in zip(parameters, self.flat.parts, strict=True):
+            parameter.grad = part.view(self.g.data[rank])
+        return self.make(parameters)
+
+    def reset(self, rank: int) -> None:
+        self.optimizers[rank] = self._fresh(rank)
+
+    def apply(self, ranks: list[int], index: Tensor, lrs: list[float]) -> None:
+        for rank, lr in zip(ranks, lrs, strict=True):
+            optimizer = self.optimizers[rank]
+            largest = max(group.setdefault("initial_lr", group["lr"]) for group in optimizer.param_groups)
+            for group in optimizer.param_groups:
+                # Groups keep their proportion to each other; the schedule scales them all.
+                group["lr"] = lr * (group["initial_lr"] / largest if largest else 1.0)
+            optimizer.step()

@@ -1,0 +1,82 @@
+"""A virtual worker: what its method sees of it, and what the cluster keeps about it."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from gossamer.effects import Asking, Ticket
+from gossamer.seeds import stream
+from gossamer.topology import Topology
+from gossamer.virtual.rows import Row
+
+if TYPE_CHECKING:
+    from gossamer.virtual.cluster import Cluster
+
+
+class Strand:
+    """One running generator of a worker: its step, its background, or its finish."""
+
+    __slots__ = ("asking", "name", "over", "worker")
+
+    def __init__(self, worker: VirtualWorker, name: str, asking: Asking) -> None:
+        self.worker, self.name, self.asking, self.over = worker, name, asking, False
+
+    def close(self) -> None:
+        self.over = True
+        self.asking.close()
+
+
+class VirtualWorker:
+    """One worker of the virtual cluster (a ``gossamer.worker.Worker``)."""
+
+    def __init__(self, cluster: Cluster, rank: int) -> None:
+        self._cluster = cluster
+        self.rank = rank
+        self.topology: Topology = cluster.topology
+        self.num_workers = cluster.num_workers
+        self.seed = cluster.seed
+        self.rng = stream(cluster.seed, "method", rank)
+        self.compute_rng = stream(cluster.seed, "compute", rank)
+        self.pairing_rng = stream(cluster.seed, "pairing", rank)
+        self.gradient_time = cluster.clock.mean_gradient_time(rank)
+        self.x: Any = Row(cluster.tape, cluster.parameters, rank)
+        self.gradient: Any = Row(cluster.tape, cluster.gradients, rank)
+        self.alive = True
+        self.turn = 0
+        """Goes up with every gradient and every death: what was planned for an earlier turn does not happen."""
+        self.step = 0
+        self.made = 0
+        """Steps made by this worker itself; ``step`` also counts those a joining worker took over."""
+        self.batches = 0
+        """Mini-batches taken."""
+        self.scalars: dict[str, float] = {}
+        self.tickets: dict[str, Ticket] = {}
+        self.vectors: dict[str, Row] = {}
+        self.contributed: dict[str, int] = {}
+        """The last round of each topic this worker took part in."""
+        self.strands: list[Strand] = []
+        self.sleeping: list[tuple[int, Strand]] = []
+        """Strands that wait for a number of steps."""
+        self.bytes_sent = 0
+        self.exchanges = 0
+        self.born = 0.0
+        self.lived = 0.0
+        self.compute_time = 0.0
+        self.idle_time = 0.0
+        self.idle_since: float | None = None
+
+    @property
+    def time(self) -> float:
+        return self._cluster.events.now / self.gradient_time
+
+    def vector(self, name: str, size: int | None = None) -> Any:
+        row = self.vectors.get(name)
+        if row is None:
+            row = self.vectors[name] = self._cluster.vector(name, size, self.rank)
+        return row
+
+    def setting(self, name: str) -> Any:
+        return self._cluster.setting(name, self)
+
+    def snapshot(self) -> Any:
+        return self.x.clone()

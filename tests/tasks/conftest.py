@@ -1,0 +1,38 @@
+import numpy as np
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def _one_thread():
+    # The machine may be shared; the models here are too small to gain from more.
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture
+def text_file(tmp_path):
+    path = tmp_path / "input.txt"
+    rng = np.random.default_rng(0)
+    path.write_text("".join(rng.choice(list("abcdefgh \n"), 3000)))
+    return path
+
+
+@pytest.fixture
+def images():
+    """x_train, y_train, x_test, y_test: 20 and 10 random images, two and one per class."""
+    rng = np.random.default_rng(0)
+
+    def draw(num):
+        return rng.integers(0, 256, (num, 3, 32, 32), dtype=np.uint8), np.arange(num) % 10
+
+    return dict(zip(("x_train", "y_train", "x_test", "y_test"), (*draw(20), *draw(10)), strict=True))
+
+
+@pytest.fixture
+def image_file(tmp_path, images):
+    path = tmp_path / "cifar.npz"
+    np.savez(path, **images)
+    return path
