@@ -46,10 +46,14 @@ class RunConfig(Settings):
     batch: int = option(32, "samples per mini-batch and worker", least=1)
     partition: str = option("iid", "who has which data: iid, dirichlet:ALPHA or by-class")
     seed: int = option(0, "all randomness comes from it", least=0)
-    clock: str = option("hardware", "ideal: the papers' Poisson model; hardware: described machines", choices=("ideal", "hardware"))
+    clock: str = option(
+        "hardware", "ideal: the papers' Poisson model; hardware: described machines", choices=("ideal", "hardware")
+    )
     device: str = option("cpu", "where to compute: cpu or cuda")
     gradients: str = option("auto", "how the workers' gradients are computed", choices=WAYS)
-    eval_every: int = option(0, "history points between two evaluations on the test set; 0: as often as is cheap", least=0)
+    eval_every: int = option(
+        0, "history points between two evaluations on the test set; 0: as often as is cheap", least=0
+    )
 
 
 SECTIONS: tuple[type[Settings], ...] = (RunConfig, HardwareConfig, TaskConfig)
@@ -128,7 +132,8 @@ def resolve(values: Mapping[str, Any]) -> list[Run]:
     for name in values:
         if name in owners and not set(owners[name]) & set(names) and name not in _common_fields():
             raise InputError(
-                f"--{name.replace('_', '-')} does not apply to {', '.join(names)}: it belongs to {', '.join(owners[name])}"
+                f"--{name.replace('_', '-')} does not apply to {', '.join(names)}: "
+                f"it is an option of {', '.join(owners[name])}"
             )
     hardware, task_config = from_values(HardwareConfig, values), from_values(TaskConfig, values)
     # Bounds of what was given are checked before anything is built from it.
@@ -177,7 +182,7 @@ def _run(
 
 
 def _common_fields() -> set[str]:
-    return {field.name for section in SECTIONS for field in dataclasses.fields(section)}
+    return {field.name for section in SECTIONS for field in dataclasses.fields(section)}  # type: ignore[arg-type]
 
 
 def _check_names(values: Mapping[str, Any]) -> None:

@@ -45,7 +45,8 @@ class Flat:
         end = 0
         for name, tensor in named:
             # Axes by falling stride: the order in which a dense tensor lies in memory.
-            axes = sorted(range(tensor.dim()), key=lambda axis: (-tensor.stride(axis), axis))
+            strides = tensor.stride()
+            axes = sorted(range(tensor.dim()), key=lambda axis: (-strides[axis], axis))
             laid_out = tuple(tensor.shape[axis] for axis in axes)
             order = tuple(axes.index(axis) for axis in range(tensor.dim()))
             self.parts.append(Part(name, end, end + tensor.numel(), laid_out, order, tensor.dtype))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -61,8 +61,8 @@ class Worker(Protocol):
     def vector(self, name: str, size: int | None = None) -> Tensor:
         """A vector of the method's own by name: zero at first, as long as ``x`` unless a size is given."""
 
-    def setting(self, name: str) -> float | Tensor:
-        """A hyper-parameter of the optimizer now: a number, or a flat vector if it differs between parameters."""
+    def setting(self, name: str) -> Any:
+        """A hyper-parameter of the optimizer now, the learning rate as scheduled."""
 
     def snapshot(self) -> Tensor:
         """A copy of ``x``: what travels."""

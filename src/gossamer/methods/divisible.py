@@ -27,23 +27,24 @@ The learning rate, betas, ε and weight decay are those of the optimizer (Adam o
 
 No gradient is lost: Σ_t mean(g) = Σ_t (F + B) + mean(a) + mean(A) at every step.
 
-What travels per step and worker: the compressed foreground (top-k with ratio R: ``8P/R`` bytes to each other worker) and
-``2/H`` dense vectors in the background, ``2(n−1)/n · 8P/H`` bytes. Extra memory: the vectors m and v (instead of the
-optimizer's own), a and the 2P-long message in flight with its mean.
+What travels per step and worker: the compressed foreground (top-k with ratio R: ``8P/R`` bytes to each other worker)
+and ``2/H`` dense vectors in the background, ``2(n−1)/n · 8P/H`` bytes. Extra memory: the vectors m and v (instead of
+the optimizer's own), a and the 2P-long message in flight with its mean.
 
 Reference: Xu, Bai, "Divisible communication", ECML-PKDD 2023. Only its abstract was at hand: this is our formulation.
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from gossamer import compress
-from gossamer.effects import Asking, Mean, Start, Wait
+from gossamer.effects import Asking, Effect, Mean, Start, Wait
 from gossamer.errors import InputError
 from gossamer.methods.method import Method, MethodConfig
 from gossamer.settings import option
@@ -147,7 +148,7 @@ class Divisible(Method):
         worker.scalars["merge_at"] = worker.step + self.delay
         worker.tickets["background"] = yield Start(Mean(flying, round=worker.step, topic="background"))
 
-    def merge(self, worker: Worker) -> Asking:
+    def merge(self, worker: Worker) -> Generator[Effect, Any, Tensor]:
         """Take what was under way: feeds v, measures λ, and returns B."""
         mean = yield Wait(worker.tickets.pop("background"))
         size = len(mean) // 2

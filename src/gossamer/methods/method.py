@@ -54,10 +54,8 @@ class Method:
 
     def background(self, worker: Worker) -> Asking:
         """Beside the training, for as long as it lasts."""
-        return
-        yield
+        yield from ()
 
     def finish(self, worker: Worker) -> Asking:
         """Once, after the last step: apply what is still under way."""
-        return
-        yield
+        yield from ()

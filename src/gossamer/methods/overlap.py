@@ -2,11 +2,12 @@
 
     x_i(t+1) = Σ_j w_ij x_j(t) + u_i(t)        u_i: the optimizer's update, from the gradient at x_i(t)
 
-As a worker: wait for the averaging started last step; ``x += mean − x``; Update, on the mixed parameters, so that weight
-decay acts on them; start the averaging of the new ``x`` for the next step. Nothing changes ``x`` while its averaging is
-under way, so it travels without a copy. The groups of each round come from the topology's schedule; every worker is in
-one group per round and moves to its mean (Base graphs: part of the way, ``strength``). Only parameters travel, the
-optimizer's moments stay local; AccumAdam and AccumAdamW (``gossamer.optim``) steady those when batches are small.
+As a worker: wait for the averaging started last step; ``x += mean − x``; Update, on the mixed parameters, so that
+weight decay acts on them; start the averaging of the new ``x`` for the next step. Nothing changes ``x`` while its
+averaging is under way, so it travels without a copy. The groups of each round come from the topology's schedule;
+every worker is in one group per round and moves to its mean (Base graphs: part of the way, ``strength``). Only
+parameters travel, the optimizer's moments stay local; AccumAdam and AccumAdamW (``gossamer.optim``) steady those when
+batches are small.
 
 ``global_every = K`` takes an exact average over all workers every K-th step instead of the round's group.
 

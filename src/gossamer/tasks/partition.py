@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from gossamer.errors import InputError, unknown
-from gossamer.tasks.seeds import stream
+from gossamer.seeds import stream
 
 DEFAULT_ALPHA = 0.5
 # Beyond this the Dirichlet draw is uniform to six digits, and much further it overflows.

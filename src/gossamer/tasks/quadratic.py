@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from gossamer.tasks.seeds import stream
+from gossamer.seeds import stream
 from gossamer.tasks.task import Task, TaskConfig
 
 

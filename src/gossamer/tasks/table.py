@@ -33,6 +33,8 @@ TABLE = {
     ),
 }
 
+DEFAULTS = TaskConfig()
+
 
 def names() -> tuple[str, ...]:
     """The built-in tasks."""
@@ -46,9 +48,8 @@ def describe(name: str) -> str:
     return TABLE[name].line
 
 
-def build(spec: str, *, workers: int, seed: int, config: TaskConfig | None = None) -> Task:
+def build(spec: str, *, workers: int, seed: int, config: TaskConfig = DEFAULTS) -> Task:
     """The task called `spec`, or the one defined in the Python file at path `spec`."""
-    config = config or TaskConfig()
     if workers < 1:
         raise InputError(f"workers is {workers}: expected at least 1.")
     if seed < 0:

@@ -10,27 +10,22 @@ import numpy as np
 from torch import Tensor, nn
 
 from gossamer.errors import InputError
+from gossamer.settings import Settings, option
 
 # Run settings that a task may suggest in `defaults`.
 SETTINGS = ("optimizer", "lr", "momentum", "batch", "steps", "weight_decay")
 
 
 @dataclass(frozen=True, kw_only=True)
-class TaskConfig:
+class TaskConfig(Settings):
     """What can be chosen about the built-in tasks; each task uses some of these."""
 
-    model: str = field(default="", metadata={"help": "which of the task's models to train (empty: its default)"})
-    data: str = field(default="", metadata={"help": "path of the data: a text file, or a folder of images"})
-    dim: int = field(default=64, metadata={"help": "length of the parameter vector (consensus, quadratic)"})
-    noise: float = field(
-        default=0.0, metadata={"help": "standard deviation of the noise added to every gradient (quadratic)"}
+    model: str = option("", "which of the task's models to train; empty: its default")
+    data: str = option("", "path of the data: a text file, or a folder of images")
+    dim: int = option(64, "length of the parameter vector (consensus, quadratic)", least=1)
+    noise: float = option(
+        0.0, "standard deviation of the noise added to every gradient (quadratic)", least=0, most=1e30
     )
-
-    def __post_init__(self) -> None:
-        if self.dim < 1:
-            raise InputError(f"dim is {self.dim}: expected at least 1, the length of a vector.")
-        if not 0 <= self.noise < float("inf"):
-            raise InputError(f"noise is {self.noise}: expected a finite standard deviation of 0 or more.")
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)

@@ -53,7 +53,13 @@ class Cluster:
         seed: int,
         start: list[Tensor] | None = None,
     ) -> None:
-        self.evaluator, self.method, self.topology, self.schedule, self.seed = evaluator, method, topology, schedule, seed
+        self.evaluator, self.method, self.topology, self.schedule, self.seed = (
+            evaluator,
+            method,
+            topology,
+            schedule,
+            seed,
+        )
         self.num_workers = topology.workers
         self.events = Events()
         self.clock: Clock = (
@@ -65,7 +71,9 @@ class Cluster:
         self.parameters = self.tape.matrix(evaluator.flat.size)
         self.gradients = self.tape.matrix(evaluator.flat.size)
         self._named: dict[str, Matrix] = {}
-        self.template = make_optimizer([nn.Parameter(view) for view in evaluator.flat.views(evaluator.start()).values()])
+        self.template = make_optimizer(
+            [nn.Parameter(view) for view in evaluator.flat.views(evaluator.start()).values()]
+        )
         method.check_optimizer(self.template)
         self.updates: Updates = batched(self.template, self.parameters, self.gradients) or OneByOne(
             make_optimizer, evaluator.flat, self.parameters, self.gradients

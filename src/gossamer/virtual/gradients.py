@@ -55,7 +55,9 @@ class Evaluator:
         self.train = tuple(part.to(device) for part in task.train)
         self.test = tuple(part.to(device) for part in task.test)
         named = dict(model.named_buffers())
-        start = self.buffer_flat.pack(named, torch.empty(self.buffer_flat.size, dtype=self.buffer_flat.dtype, device=device))
+        start = self.buffer_flat.pack(
+            named, torch.empty(self.buffer_flat.size, dtype=self.buffer_flat.dtype, device=device)
+        )
         self.buffers = start.repeat(len(batches), 1)
         """Floating-point buffers, one row per worker: kept local, averaged for evaluation."""
         self.counters = {name: buffer for name, buffer in named.items() if not buffer.is_floating_point()}
@@ -216,5 +218,3 @@ class _Captured:
         row.copy_(self.gradient)
         buffers.copy_(self.buffers)
         return self.loss.clone()
-
-

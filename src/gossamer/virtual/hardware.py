@@ -32,7 +32,9 @@ class HardwareConfig(Settings):
     nodes: int = option(0, "machines that share one network card each; 0: every worker is its own", least=0)
     link: str = option("1gbit/0.1ms", "links between nodes: BANDWIDTH/LATENCY")
     node_link: str = option("100gbit/0.01ms", "links inside a node: BANDWIDTH/LATENCY")
-    slow_link: str = option("", "links between two nodes that differ: NODE-NODE:BANDWIDTH/LATENCY,…", metavar="A-B:LINK,…")
+    slow_link: str = option(
+        "", "links between two nodes that differ: NODE-NODE:BANDWIDTH/LATENCY,…", metavar="A-B:LINK,…"
+    )
     fail: str = option("", "workers that die and when, in simulated time: RANK@TIME,…", metavar="RANK@TIME,…")
     join: str = option("", "workers that (re)join and when: RANK@TIME,…", metavar="RANK@TIME,…")
 
@@ -107,7 +109,9 @@ class Compute:
             self.mean_s = float(self.sample.mean())
             return
         if kind not in ("constant", "lognormal", "exponential"):
-            raise unknown("value for --compute", spec, ("constant:T", "lognormal:MEAN,SIGMA", "exponential:MEAN", "sample:FILE"))
+            raise unknown(
+                "value for --compute", spec, ("constant:T", "lognormal:MEAN,SIGMA", "exponential:MEAN", "sample:FILE")
+            )
         mean, _, sigma = numbers.partition(",")
         self.mean_s = parse_seconds(mean or "50ms", "--compute")
         if kind == "lognormal":
@@ -137,7 +141,9 @@ def _read_sample(path: str) -> np.ndarray:
     try:
         sample = np.loadtxt(Path(path), ndmin=1)
     except OSError:
-        raise InputError(f"--compute sample: cannot read {path!r}: expected a file with one time in seconds per line") from None
+        raise InputError(
+            f"--compute sample: cannot read {path!r}: expected a file with one time in seconds per line"
+        ) from None
     except ValueError as error:
         raise InputError(f"--compute sample: {path!r} has something that is not a number: {error}") from None
     if sample.size == 0 or not (sample > 0).all():
@@ -151,7 +157,9 @@ class Layout:
     def __init__(self, config: HardwareConfig, workers: int) -> None:
         nodes = config.nodes or workers
         if workers % nodes:
-            raise InputError(f"--nodes is {nodes}: expected a divisor of the {workers} workers, so that nodes are alike")
+            raise InputError(
+                f"--nodes is {nodes}: expected a divisor of the {workers} workers, so that nodes are alike"
+            )
         self.num_nodes, self.per_node = nodes, workers // nodes
         self.between = parse_link(config.link, "--link")
         self.inside = parse_link(config.node_link, "--node-link")

@@ -172,7 +172,9 @@ class Tape:
 
     def matrix(self, width: int, num_rows: int | None = None) -> Matrix:
         """A new matrix of zeros, one row per worker."""
-        made = Matrix(self._matrices, self.num_workers if num_rows is None else num_rows, width, self.dtype, self.device)
+        made = Matrix(
+            self._matrices, self.num_workers if num_rows is None else num_rows, width, self.dtype, self.device
+        )
         self._matrices += 1
         self._touched.append(made)
         return made
@@ -299,7 +301,9 @@ class Tape:
         """Row numbers on the device."""
         return torch.as_tensor(ranks, device=self.device)
 
-    def _transfer(self, batched: list[tuple[int, Matrix, Matrix, list[Any]]]) -> dict[int, tuple[Tensor, Tensor, Tensor]]:
+    def _transfer(
+        self, batched: list[tuple[int, Matrix, Matrix, list[Any]]]
+    ) -> dict[int, tuple[Tensor, Tensor, Tensor]]:
         """The row numbers and coefficients of all batches, brought to the device in one go."""
         if not batched:
             return {}
