@@ -9,8 +9,10 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
+import networkx as nx
 import torch
 from torch import nn
 
@@ -20,8 +22,10 @@ from gossamer.methods import METHODS, Method, MethodConfig, find
 from gossamer.settings import Settings, from_values, option
 from gossamer.tasks import Task, TaskConfig
 from gossamer.topology import Topology, build
+from gossamer.topology import names as topologies
 from gossamer.virtual.gradients import WAYS
 from gossamer.virtual.hardware import HardwareConfig
+from gossamer.virtual.updates import MakeOptimizer
 
 SCHEDULES = ("constant", "cosine", "linear", "step")
 
@@ -70,9 +74,12 @@ class Run:
     method_config: MethodConfig
     task: Task
     topology: Topology
+    make_optimizer: MakeOptimizer
+    schedule: Callable[[int], float]
+    """Step number → factor on the learning rate."""
 
-    @property
     def method(self) -> Method:
+        """The method, set up for this topology."""
         return find(self.config.method)(self.method_config, self.topology)
 
     def values(self) -> dict[str, Any]:
@@ -81,17 +88,6 @@ class Run:
         for settings in (self.config, self.task_config, self.method_config, self.hardware):
             merged |= dataclasses.asdict(settings)
         return merged
-
-    def make_optimizer(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
-        c = self.config
-        return optim.make(
-            c.optimizer, parameters, lr=c.lr, momentum=c.momentum, weight_decay=c.weight_decay, period=c.accum
-        )
-
-    def schedule(self) -> Callable[[int], float]:
-        """Step number → factor on the learning rate."""
-        c = self.config
-        return make_schedule(c.schedule, c.steps, c.lr_warmup)
 
 
 def make_schedule(kind: str, steps: int, warmup: int) -> Callable[[int], float]:
@@ -121,8 +117,19 @@ def method_fields() -> dict[str, list[str]]:
     return owners
 
 
-def resolve(values: Mapping[str, Any]) -> list[Run]:
-    """The runs that ``values``, by option name, describe: one per method."""
+def resolve(
+    values: Mapping[str, Any],
+    *,
+    task: Task | None = None,
+    graph: nx.Graph | None = None,
+    make_optimizer: MakeOptimizer | None = None,
+    schedule: Callable[[int], float] | None = None,
+) -> list[Run]:
+    """The runs that ``values``, by option name, describe: one per method.
+
+    A task, a graph, a way to make the optimizer and a learning-rate schedule (step number → factor) may also be given
+    as objects; they win over their names.
+    """
     _check_names(values)
     names = [name.strip() for name in str(values.get("method", RunConfig.method)).split(",")]
     methods = [find(name) for name in names]
@@ -138,33 +145,30 @@ def resolve(values: Mapping[str, Any]) -> list[Run]:
     hardware, task_config = from_values(HardwareConfig, values), from_values(TaskConfig, values)
     # Bounds of what was given are checked before anything is built from it.
     first = from_values(RunConfig, values)
-    workers = _workers(values, first)
-    task = tasks.build(first.task, workers=workers, seed=first.seed, config=task_config)
-    topology = build(first.topology, workers=workers, seed=first.seed, nodes=hardware.nodes or None)
-    return [_run(values, method, task, task_config, hardware, topology) for method in methods]
+    by_name = graph is None and first.topology.partition(":")[0] in topologies()
+    # A graph of the user's own says how many workers there are.
+    workers = first.workers if by_name or "workers" in values else None
+    topology = build(graph or first.topology, workers=workers, seed=first.seed, nodes=hardware.nodes or None)
+    if task is None:
+        task = tasks.build(first.task, workers=topology.workers, seed=first.seed, config=task_config)
+    shared = _Shared(task, task_config, hardware, topology, make_optimizer, schedule)
+    return [_run(values, method, shared) for method in methods]
 
 
-def _workers(values: Mapping[str, Any], config: RunConfig) -> int:
-    """The number of workers: as given, or as many as a graph from a file has."""
-    if "workers" not in values and config.topology not in _topology_names(config.topology):
-        return build(config.topology, workers=None, seed=config.seed).workers
-    return config.workers
+@dataclass(frozen=True)
+class _Shared:
+    """What the runs of one comparison have in common."""
+
+    task: Task
+    task_config: TaskConfig
+    hardware: HardwareConfig
+    topology: Topology
+    make_optimizer: MakeOptimizer | None
+    schedule: Callable[[int], float] | None
 
 
-def _topology_names(spec: str) -> tuple[str, ...]:
-    from gossamer.topology import names
-
-    return (*names(), *(spec for name in names() if spec.startswith(f"{name}:")))
-
-
-def _run(
-    values: Mapping[str, Any],
-    method: type[Method],
-    task: Task,
-    task_config: TaskConfig,
-    hardware: HardwareConfig,
-    topology: Topology,
-) -> Run:
+def _run(values: Mapping[str, Any], method: type[Method], shared: _Shared) -> Run:
+    task, topology = shared.task, shared.topology
     suited = dict(task.defaults)
     lrs = suited.pop("lr", {})
     if method.preferred_optimizer:
@@ -178,7 +182,27 @@ def _run(
     if config.epochs:
         per_epoch = len(task.train[0]) / (config.workers * config.batch)
         config = dataclasses.replace(config, steps=max(1, math.ceil(config.epochs * per_epoch)))
-    return Run(config, hardware, task_config, from_values(method.Config, merged), task, topology)
+    return Run(
+        config=config,
+        hardware=shared.hardware,
+        task_config=shared.task_config,
+        method_config=from_values(method.Config, merged),
+        task=task,
+        topology=topology,
+        make_optimizer=shared.make_optimizer or partial(_optimizer, config),
+        schedule=shared.schedule or make_schedule(config.schedule, config.steps, config.lr_warmup),
+    )
+
+
+def _optimizer(config: RunConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    return optim.make(
+        config.optimizer,
+        parameters,
+        lr=config.lr,
+        momentum=config.momentum,
+        weight_decay=config.weight_decay,
+        period=config.accum,
+    )
 
 
 def _common_fields() -> set[str]:

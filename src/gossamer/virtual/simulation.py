@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import torch
@@ -87,6 +87,8 @@ class Result:
     worker_idle_time: list[float]
     news: list[str]
     diverged: Diverged | None = None
+    interrupted: bool = False
+    """Stopped by Ctrl-C before its end."""
 
     def document(self) -> dict[str, Any]:
         """The result as plain data, for JSON."""
@@ -136,10 +138,10 @@ def make_cluster(run: Run) -> Cluster:
         start = [torch.as_tensor(vector, dtype=evaluator.flat.dtype, device=evaluator.device) for vector in vectors]
     return Cluster(
         evaluator=evaluator,
-        method=run.method,
+        method=run.method(),
         topology=run.topology,
         make_optimizer=run.make_optimizer,
-        schedule=run.schedule(),
+        schedule=run.schedule,
         clock=c.clock,
         hardware=run.hardware,
         seed=c.seed,
@@ -172,18 +174,19 @@ class _Simulation:
         self.eval_every = c.eval_every or max(1, math.ceil(cost / EVALUATION_BUDGET))
 
     def result(self) -> Result:
-        diverged = None
+        diverged, interrupted = None, False
         try:
             self.observe()
             self.train()
             self.cluster.finish()
-            final = self.point(evaluate=True)
-            self.history[-1] = final if final.time == self.history[-1].time else self.history[-1]
-            if self.history[-1] is not final:
-                self.history.append(final)
+            self.close()
         except Diverged as error:
             diverged = error
-        return self.packed(diverged)
+        except KeyboardInterrupt:
+            if not self.history:
+                raise
+            interrupted = True
+        return self.packed(diverged, interrupted)
 
     def train(self) -> None:
         if self.run.config.clock == "ideal":
@@ -198,6 +201,16 @@ class _Simulation:
         if self.cluster.total_made < self.stop_at:
             self.cluster.news.append("nothing can happen any more: no worker is left that could go on")
             self.observe()
+
+    def close(self) -> None:
+        """Make the last point of the history that of the finished run."""
+        last, final = self.history[-1], self.point(evaluate=True)
+        if final.train_loss is None:
+            final = replace(final, train_loss=last.train_loss)
+        if final.time == last.time:
+            self.history[-1] = final
+        else:
+            self.history.append(final)
 
     def observe(self) -> None:
         """Add a point to the history."""
@@ -249,13 +262,13 @@ class _Simulation:
         assert own[1] is not None
         return float(losses), float(corrects), own[1].tolist()
 
-    def packed(self, diverged: Diverged | None) -> Result:
+    def packed(self, diverged: Diverged | None, interrupted: bool) -> Result:
         cluster, c = self.cluster, self.run.config
         evaluator, model = cluster.evaluator, cluster.mean_model()
         weights = evaluator.flat.views(model) | evaluator.buffer_flat.views(cluster.mean_buffers())
         return Result(
             method=c.method,
-            topology=c.topology,
+            topology=self.run.topology.name,
             workers=c.workers,
             seed=c.seed,
             final=self.history[-1],
@@ -267,4 +280,5 @@ class _Simulation:
             worker_idle_time=[worker.idle_time for worker in cluster.workers],
             news=cluster.news,
             diverged=diverged,
+            interrupted=interrupted,
         )

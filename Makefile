@@ -1,0 +1,31 @@
+# Everything runs in .venv, which is made on first use and again whenever the requirements change.
+PYTHON ?= python3
+BIN := .venv/bin
+INSTALLED := .venv/installed
+
+.PHONY: demo test lint install clean
+
+install: $(INSTALLED)
+
+$(INSTALLED): pyproject.toml constraints.txt
+	$(PYTHON) -m venv .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	touch $@
+
+# Sixteen virtual workers on a ring, one four times slower than the rest and one link slow: who is done when, how good
+# is the model, how much was sent.
+demo: $(INSTALLED)
+	$(BIN)/gossamer simulate --task digits --workers 16 --topology ring --steps 200 \
+		--straggler 3:4 --slow-link 7-8:20mbit/5ms \
+		--method allreduce,localsgd,overlap,divisible,lasgd,gossip,a2cid2
+
+lint: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: lint
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+clean:
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

@@ -1,0 +1,42 @@
+"""List the methods, or describe one of them."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import inspect
+import json
+import sys
+from collections.abc import Sequence
+
+from gossamer.cli.output import print_table
+from gossamer.methods import METHODS, find
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", help="a method to describe in full")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
+    chosen = [find(parsed.name)] if parsed.name else list(METHODS.values())
+    if parsed.json:
+        rows = [
+            {
+                "method": method.name,
+                "summary": method.summary,
+                "waits": method.lockstep,
+                "options": {field.name: field.default for field in dataclasses.fields(method.Config)},
+            }
+            for method in chosen
+        ]
+        print(json.dumps({"methods": rows}, indent=1))
+    elif parsed.name:
+        (method,) = chosen
+        print(inspect.getdoc(sys.modules[method.__module__]))
+        for field in dataclasses.fields(method.Config):
+            print(f"\n--{field.name.replace('_', '-')}: {field.metadata['help']} (default: {field.default})", end="")
+        print()
+    else:
+        print_table("", ["method", "what it does"], [[method.name, method.summary] for method in chosen])
+    return 0

@@ -1,0 +1,105 @@
+"""Command-line options derived from the settings classes."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import difflib
+import shlex
+import tomllib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+from gossamer.config import RunConfig
+from gossamer.errors import InputError
+from gossamer.methods import METHODS
+from gossamer.settings import kinds
+from gossamer.tasks import TaskConfig
+from gossamer.virtual.hardware import HardwareConfig
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are one line each and guess what was meant."""
+
+    def error(self, message: str) -> NoReturn:
+        raise InputError(message)
+
+    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
+        known, rest = self.parse_known_args(arguments)
+        if rest:
+            flags = sorted(self.flags(known))
+            close = difflib.get_close_matches(rest[0].partition("=")[0], flags, n=1)
+            hint = f"did you mean {close[0]}?" if close else "see --help for the options there are"
+            raise InputError(f"unknown option {rest[0]}: {hint}")
+        return known
+
+    def flags(self, known: argparse.Namespace) -> set[str]:
+        """The options of this parser and of the command that was given."""
+        found = set(self._option_string_actions)
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction) and getattr(known, "command", None) in action.choices:
+                found |= set(action.choices[known.command]._option_string_actions)
+        return found
+
+
+def add_run_options(parser: argparse.ArgumentParser) -> None:
+    """Every setting of a run as an option; only those that are given are in the outcome."""
+    parser.add_argument("--config", metavar="FILE", help="a TOML file with any of these options; those given here win")
+    groups = (("run", RunConfig), ("task", TaskConfig), ("virtual hardware", HardwareConfig))
+    for title, settings in groups:
+        group = parser.add_argument_group(title)
+        for field in dataclasses.fields(settings):
+            _add(group, field, kinds(settings)[field.name], f"default: {field.default}" if field.default != "" else "")
+    group = parser.add_argument_group("methods")
+    owners: dict[str, list[tuple[str, dataclasses.Field[Any], type]]] = {}
+    for name, method in METHODS.items():
+        for field in dataclasses.fields(method.Config):
+            owners.setdefault(field.name, []).append((name, field, kinds(method.Config)[field.name]))
+    for rows in owners.values():
+        defaults = ", ".join(f"{name} {field.default}" for name, field, _ in rows)
+        _add(group, rows[0][1], rows[0][2], f"default: {defaults}")
+
+
+def _add(group: Any, field: dataclasses.Field[Any], kind: type, default: str) -> None:
+    metavar = field.metadata["metavar"] or {int: "N", float: "X"}.get(kind, "TEXT")
+    choices = field.metadata["choices"]
+    words = field.metadata["help"] + (f": {', '.join(choices)}" if choices else "")
+    group.add_argument(
+        "--" + field.name.replace("_", "-"),
+        dest=f"setting_{field.name}",
+        metavar=metavar,
+        default=argparse.SUPPRESS,
+        help=(words + (f" ({default})" if default else "")).replace("%", "%%"),
+    )
+
+
+def given(parsed: argparse.Namespace) -> dict[str, Any]:
+    """The settings that the command line and its --config file give, by name."""
+    values = read_config(Path(parsed.config)) if parsed.config else {}
+    prefix = "setting_"
+    values |= {name.removeprefix(prefix): value for name, value in vars(parsed).items() if name.startswith(prefix)}
+    return values
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The settings in a TOML file; tables in it are only for the reader's eye."""
+    try:
+        document = tomllib.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise InputError(f"--config {path} cannot be read: {error.strerror}; give the path of a TOML file") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise InputError(f"--config {path} is not TOML: {error}") from None
+    values: dict[str, Any] = {}
+    for name, value in document.items():
+        entries = value if isinstance(value, dict) else {name: value}
+        for key, entry in entries.items():
+            if isinstance(entry, (dict, list)):
+                raise InputError(f"--config {path}: {key} is not a plain value: expected text, a number or true/false")
+            values[key.replace("-", "_")] = entry
+    return values
+
+
+def shown_command(arguments: Sequence[str]) -> str:
+    """The command as a person would type it again."""
+    return shlex.join(["gossamer", *arguments])

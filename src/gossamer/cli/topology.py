@@ -1,0 +1,91 @@
+"""Print the constants of a topology, and draw it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from gossamer.cli.output import print_table
+from gossamer.errors import InputError
+from gossamer.topology import build, describe, draw, names
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", help=f"one of {', '.join(names())}, or an edge-list file; none: list them")
+    parser.add_argument("--workers", metavar="N", help="how many workers (default: 16, or as many as the file has)")
+    parser.add_argument("--nodes", metavar="N", help="machines the workers are on (alternating-exponential-ring)")
+    parser.add_argument("--rate", metavar="X", default="1", help="exchanges per worker and gradient (default: 1)")
+    parser.add_argument("--seed", metavar="N", default="0", help="for random graphs (default: 0)")
+    parser.add_argument("--plot", metavar="FILE", help="draw the graph into a .png, .svg or .pdf file")
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
+    if parsed.name is None:
+        if parsed.json:
+            table = [{"topology": name, "summary": describe(name)} for name in names()]
+            print(json.dumps({"topologies": table}, indent=1))
+        else:
+            print_table("", ["topology", "what it is"], [[name, describe(name)] for name in names()])
+        return 0
+    rate = _number(parsed.rate, "--rate", float)
+    workers = None if parsed.workers is None else int(_number(parsed.workers, "--workers", int))
+    if workers is None and (parsed.name in names() or parsed.name.partition(":")[0] in names()):
+        workers = None if parsed.name.startswith("torus:") else 16
+    nodes = None if parsed.nodes is None else int(_number(parsed.nodes, "--nodes", int))
+    topology = build(parsed.name, workers=workers, seed=int(_number(parsed.seed, "--seed", int)), nodes=nodes)
+    constants = topology.constants(rate)
+    degrees = topology.degrees
+    document = {
+        "topology": topology.name,
+        "workers": topology.workers,
+        "edges": topology.num_edges,
+        "degree": {"min": int(degrees.min()), "max": int(degrees.max())},
+        "rate": rate,
+        "chi1": constants.chi1,
+        "chi2": constants.chi2,
+        "eta": constants.eta,
+        "alpha_tilde": constants.alpha_tilde,
+        "spectral_gap": constants.spectral_gap,
+        "period": topology.period,
+        "contraction": topology.contraction(),
+        "rounds_to_consensus": topology.rounds_to_consensus(),
+        "note": topology.note,
+    }
+    if parsed.plot:
+        draw(topology, Path(parsed.plot))
+        document["plot"] = parsed.plot
+    if parsed.json:
+        print(json.dumps(document, indent=1))
+        return 0
+    exact = document["rounds_to_consensus"]
+    rows = [
+        ["edges", f"{topology.num_edges}", "pairs of workers that talk to each other"],
+        ["degree", f"{degrees.min()} to {degrees.max()}", "neighbours of a worker"],
+        ["χ1", f"{constants.chi1:.4g}", "1/λ₂ of the exchange rates' Laplacian: how slowly gossip mixes"],
+        ["χ2", f"{constants.chi2:.4g}", "half the largest effective resistance of an edge"],
+        ["η", f"{constants.eta:.4g}", "A²CiD²'s momentum"],
+        ["α̃", f"{constants.alpha_tilde:.4g}", "A²CiD²'s second step size"],
+        ["spectral gap", f"{constants.spectral_gap:.4g}", "of the Metropolis–Hastings mixing matrix"],
+        ["period", f"{topology.period}", "rounds of its schedule (overlap)"],
+        ["contraction", f"{document['contraction']:.3g}", "of the disagreement, per period of the schedule"],
+        ["exact consensus", "never" if exact is None else f"{exact} rounds", "of the schedule, from any start"],
+    ]
+    print_table(f"{topology.name}, {topology.workers} workers, rate {rate:g}", ["", "value", "meaning"], rows)
+    if topology.note:
+        print(f"note: {topology.note}")
+    if parsed.plot:
+        print(f"drawn to {parsed.plot}")
+    return 0
+
+
+def _number(text: str, flag: str, kind: type) -> float:
+    try:
+        number = kind(text)
+    except ValueError:
+        raise InputError(f"{flag} is {text!r}: expected {'a whole number' if kind is int else 'a number'}") from None
+    if number < 0 or (flag != "--seed" and number == 0) or number != number:
+        raise InputError(f"{flag} is {text}: expected a number above 0")
+    return float(number)

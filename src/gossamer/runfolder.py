@@ -1,0 +1,76 @@
+"""What a run leaves on disk.
+
+::
+
+    DIR/config.toml          every setting, to be given back with --config
+    DIR/metrics.jsonl        one line per point of the history, written as the run goes
+    DIR/summary.json         the final figures; missing while the run goes on
+    DIR/model.safetensors    the averaged model
+
+Files are written beside their place and then renamed, so that none is ever half there; metrics grow line by line.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save_file
+from torch import Tensor
+
+from gossamer.errors import InputError
+
+CONFIG, METRICS, SUMMARY, MODEL = "config.toml", "metrics.jsonl", "summary.json", "model.safetensors"
+
+
+class RunFolder:
+    """The folder of one run, made new."""
+
+    def __init__(self, path: Path, config: Mapping[str, Any], command: str) -> None:
+        self.path = path
+        make_folder(path)
+        lines = [f"# {command}", *(f"{name} = {_toml(value)}" for name, value in config.items())]
+        _replace(path / CONFIG, lambda place: place.write_text("\n".join(lines) + "\n", encoding="utf-8"))
+        self._metrics = (path / METRICS).open("w", encoding="utf-8")
+
+    def metric(self, point: Mapping[str, Any]) -> None:
+        """Add one line to the metrics."""
+        self._metrics.write(json.dumps(point) + "\n")
+        self._metrics.flush()
+
+    def close(self, summary: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
+        """The run is over, or was stopped: keep its model and its figures."""
+        self._metrics.close()
+        facts = {name: str(summary[name]) for name in ("method", "topology", "workers", "seed", "steps")}
+        _replace(self.path / MODEL, lambda place: save_file(dict(weights), place, metadata=facts))
+        write_json(self.path / SUMMARY, summary)
+
+
+def make_folder(path: Path) -> None:
+    """Make the folder, unless it holds a run already."""
+    if any((path / name).exists() for name in (CONFIG, METRICS, SUMMARY)):
+        raise InputError(f"--out {path} already holds a run, which would be lost: give another folder")
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--out {path} cannot be made: {error.strerror}; give a folder you may write to") from None
+    if not os.access(path, os.W_OK):
+        raise InputError(f"--out {path} cannot be written to: give a folder you may write to")
+
+
+def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    _replace(path, lambda place: place.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8"))
+
+
+def _replace(path: Path, write: Callable[[Path], Any]) -> None:
+    beside = path.with_name(path.name + ".part")
+    write(beside)
+    beside.replace(path)
+
+
+def _toml(value: Any) -> str:
+    # JSON's strings, numbers and booleans are TOML's too.
+    return json.dumps(value, ensure_ascii=False)
