@@ -90,6 +90,19 @@ class Run:
         return merged
 
 
+def find_device(name: str) -> torch.device:
+    """The torch device called ``name``, if it is there."""
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise InputError(f"--device is {name!r}: expected cpu, cuda or cuda:N") from None
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise InputError("--device is cuda, but torch sees no CUDA device here: take --device cpu")
+    if device.type not in ("cpu", "cuda"):
+        raise InputError(f"--device is {name!r}: expected cpu, cuda or cuda:N")
+    return device
+
+
 def make_schedule(kind: str, steps: int, warmup: int) -> Callable[[int], float]:
     """Step number → factor on the learning rate."""
 
@@ -182,7 +195,8 @@ def _run(values: Mapping[str, Any], method: type[Method], shared: _Shared) -> Ru
     if config.epochs:
         per_epoch = len(task.train[0]) / (config.workers * config.batch)
         config = dataclasses.replace(config, steps=max(1, math.ceil(config.epochs * per_epoch)))
-    return Run(
+    find_device(config.device)
+    run = Run(
         config=config,
         hardware=shared.hardware,
         task_config=shared.task_config,
@@ -192,6 +206,9 @@ def _run(values: Mapping[str, Any], method: type[Method], shared: _Shared) -> Ru
         make_optimizer=shared.make_optimizer or partial(_optimizer, config),
         schedule=shared.schedule or make_schedule(config.schedule, config.steps, config.lr_warmup),
     )
+    # Two dimensions, since some optimizers take nothing else.
+    run.method().check_optimizer(run.make_optimizer([nn.Parameter(torch.zeros(1, 1))]))
+    return run
 
 
 def _optimizer(config: RunConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

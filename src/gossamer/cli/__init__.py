@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import gossamer
 from gossamer.cli import methods, simulate, topology
 from gossamer.cli.options import Parser
-from gossamer.errors import InputError
+from gossamer.errors import InputError, unknown
 
 COMMANDS = {"simulate": simulate, "topology": topology, "methods": methods}
 
@@ -29,6 +29,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else list(arguments)
     whole = parser()
     try:
+        if arguments and not arguments[0].startswith("-") and arguments[0] not in COMMANDS:
+            raise unknown("command", arguments[0], COMMANDS)
         parsed = whole.parse(arguments)
         if parsed.command is None:
             whole.print_help(sys.stderr)

@@ -15,7 +15,7 @@ from gossamer.cli.output import Progressing, duration, figure, percent, print_ta
 from gossamer.config import Run, resolve
 from gossamer.errors import InputError
 from gossamer.runfolder import SUMMARY, RunFolder, make_folder, write_json
-from gossamer.virtual.simulation import Point, Result, simulate
+from gossamer.virtual.simulation import Point, Result, plain, simulate
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -52,9 +52,9 @@ def _ending(runs: list[Run], results: list[Result], folder: Path | None) -> int:
     """Say how it ended, and the exit code for it."""
     kept = f"; what there is is in {folder}" if folder is not None else ""
     code = 0
-    for result in results:
+    for each, result in zip(runs, results, strict=False):
         if result.diverged is not None:
-            lower = f"try a smaller --lr than {runs[0].config.lr:g}"
+            lower = f"try a smaller --lr than {each.config.lr:g}"
             print(f"gossamer: {result.method} {result.diverged}: {lower}{kept}", file=sys.stderr)
             code = 2
     if results[-1].interrupted:
@@ -71,7 +71,7 @@ def _simulate(run: Run, place: Path | None, command: str, quiet: bool) -> Result
 
         def watch(point: Point, news: list[str]) -> None:
             if folder is not None:
-                folder.metric(asdict(point))
+                folder.metric(plain(asdict(point)))
             done = point.time if c.clock == "ideal" else float(point.total_steps)
             progress.at(done, _line(point, c.clock), news)
 

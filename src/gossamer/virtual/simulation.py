@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.config import Run
-from gossamer.errors import InputError
+from gossamer.config import Run, find_device
 from gossamer.seeds import stream
 from gossamer.tasks import Batches, partition
 from gossamer.virtual.cluster import Cluster, Diverged
@@ -101,7 +100,16 @@ class Result:
         end = {"news": self.news, "history": [asdict(point) for point in self.history]}
         if self.diverged is not None:
             end["diverged"] = {"time": self.diverged.time, "worker": self.diverged.rank, "step": self.diverged.step}
-        return {**head, **asdict(self.final), **per_worker, **end}
+        return plain({**head, **asdict(self.final), **per_worker, **end})
+
+
+def plain(value: Any) -> Any:
+    """Data as JSON can hold it: numbers that are not finite become null."""
+    if isinstance(value, dict):
+        return {name: plain(entry) for name, entry in value.items()}
+    if isinstance(value, list):
+        return [plain(entry) for entry in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 Watch = Callable[[Point, list[str]], None]
@@ -117,7 +125,7 @@ def simulate(run: Run, watch: Watch | None = None) -> Result:
 def make_evaluator(run: Run) -> Evaluator:
     """The task's model, and each worker's data."""
     c, task = run.config, run.task
-    device = _device(c.device)
+    device = find_device(c.device)
     torch.manual_seed(c.seed)
     model = task.model()
     if task.own_data:
@@ -147,18 +155,6 @@ def make_cluster(run: Run) -> Cluster:
         seed=c.seed,
         start=start,
     )
-
-
-def _device(name: str) -> torch.device:
-    try:
-        device = torch.device(name)
-    except RuntimeError:
-        raise InputError(f"--device is {name!r}: expected cpu, cuda or cuda:N") from None
-    if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device is cuda, but torch sees no CUDA device here: take --device cpu")
-    if device.type not in ("cpu", "cuda"):
-        raise InputError(f"--device is {name!r}: expected cpu, cuda or cuda:N")
-    return device
 
 
 class _Simulation:

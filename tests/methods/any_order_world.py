@@ -1,0 +1,239 @@
+"""A world that answers effects in any order it is told to: whatever a real network could do, and worse.
+
+Every answer reaches every worker at a moment of its own; gradients, exchanges and averagings interleave as ``choices``
+say. A worker's optimizer is a random displacement, which the world keeps account of.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gossamer.effects import Gather, Mean, Pair, Start, Steps, Swap, Ticket, Update, Wait
+from gossamer.methods import Method
+from gossamer.topology import Topology
+
+Action = Callable[[], None]
+
+
+class Peer:
+    """A worker of this world."""
+
+    def __init__(self, rank: int, topology: Topology, seed: int, dim: int, x: Tensor) -> None:
+        self.rank, self.topology, self.seed, self.num_workers = rank, topology, seed, topology.workers
+        self.rng = np.random.default_rng([seed, rank])
+        self.step, self.time = 0, 0.0
+        self.x, self.gradient = x, torch.zeros(dim, dtype=torch.float64)
+        self.scalars: dict[str, float] = {}
+        self.tickets: dict[str, Ticket] = {}
+        self.vectors: dict[str, Tensor] = {}
+        self.phase = "rest"  # then "computing", then "stepping"
+        self.point = x.clone()
+
+    def vector(self, name: str, size: int | None = None) -> Tensor:
+        return self.vectors.setdefault(name, self.x.new_zeros(len(self.x) if size is None else size))
+
+    def setting(self, name: str) -> Any:
+        return {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0}[name]
+
+    def snapshot(self) -> Tensor:
+        return self.x.clone()
+
+
+class Strand:
+    def __init__(self, worker: Peer, asking: Any, ended: Action) -> None:
+        self.worker, self.asking, self.ended = worker, asking, ended
+
+
+class Deadlock(AssertionError):
+    """Nothing can happen any more, and not everybody is done."""
+
+
+class AnyOrderWorld:
+    def __init__(
+        self,
+        method: Method,
+        *,
+        steps: int,
+        choices: list[int],
+        seed: int = 0,
+        dim: int = 4,
+        apart: bool = True,
+        stepped: Callable[[Peer], None] = lambda worker: None,
+    ) -> None:
+        self.method, self.steps, self.choices, self.stepped = method, steps, list(choices), stepped
+        self.rest = random.Random(seed)
+        self.numbers = torch.Generator().manual_seed(seed)
+        common = self.draw(dim)
+        topology = method.topology
+        self.workers = [
+            Peer(rank, topology, seed, dim, self.draw(dim) if apart else common.clone())
+            for rank in range(topology.workers)
+        ]
+        self.added = torch.zeros(dim, dtype=torch.float64)
+        """What the optimizers of all workers have added together."""
+        self.deliveries: list[Action] = []
+        self.sleeping: list[tuple[int, Strand]] = []
+        self.waiting: dict[Ticket, Strand] = {}
+        self.meetings: dict[Any, dict[int, tuple[Mean | Gather, Any, Callable[[Any], None]]]] = {}
+        self.ready: dict[int, Strand] = {}
+        self.swaps: dict[tuple[int, int], tuple[Strand, Swap]] = {}
+        self.num_exchanges = self.num_means = 0
+        for worker in self.workers:
+            self.resume(Strand(worker, method.background(worker), lambda: None), None)
+
+    def draw(self, dim: int) -> Tensor:
+        return torch.randn(dim, generator=self.numbers, dtype=torch.float64)
+
+    def run(self) -> None:
+        """Until every worker has made its steps; then what is under way arrives, and all finish."""
+        while any(worker.step < self.steps for worker in self.workers):
+            self.act(self.possible())
+        while self.deliveries:
+            self.act(self.deliveries[:])
+
+    def finish(self) -> None:
+        left = set(range(len(self.workers)))
+        for worker in self.workers:
+            ended = lambda rank=worker.rank: left.discard(rank)  # noqa: E731
+            self.resume(Strand(worker, self.method.finish(worker), ended), None)
+        while left:
+            self.act(self.deliveries[:])
+
+    def act(self, possible: list[Action]) -> None:
+        if not possible:
+            raise Deadlock(f"workers have made {[worker.step for worker in self.workers]} of {self.steps} steps")
+        choice = self.choices.pop(0) if self.choices else self.rest.randrange(1 << 16)
+        action = possible[choice % len(possible)]
+        if action in self.deliveries:
+            self.deliveries.remove(action)
+        # Local time goes on unevenly, and sometimes stands still.
+        self.workers[choice % len(self.workers)].time += choice % 5 / 2
+        action()
+
+    def possible(self) -> list[Action]:
+        actions = self.deliveries[:]
+        for worker in self.workers:
+            if worker.phase == "rest" and worker.step < self.steps:
+                actions.append(lambda worker=worker: self.begin(worker))
+            elif worker.phase == "computing":
+                actions.append(lambda worker=worker: self.end(worker))
+        for due, strand in self.sleeping:
+            if strand.worker.step >= due:
+                actions.append(lambda pair=(due, strand): self.wake(*pair))
+        for a in self.ready:
+            for b in self.ready:
+                if a < b and b in self.method.topology.neighbours(a):
+                    actions.append(lambda a=a, b=b: self.meet(a, b))
+        return actions
+
+    # What happens
+
+    def begin(self, worker: Peer) -> None:
+        worker.phase, worker.point = "computing", (self.method.point(worker) + 0.0)
+
+    def end(self, worker: Peer) -> None:
+        worker.phase = "stepping"
+        worker.gradient.copy_(0.3 * worker.point + self.draw(len(worker.x)))
+        self.resume(Strand(worker, self.method.step(worker), lambda: self.step_over(worker)), None)
+
+    def step_over(self, worker: Peer) -> None:
+        self.stepped(worker)
+        worker.step += 1
+        worker.phase = "rest"
+
+    def wake(self, due: int, strand: Strand) -> None:
+        self.sleeping.remove((due, strand))
+        self.resume(strand, None)
+
+    def meet(self, a: int, b: int) -> None:
+        first, second = self.ready.pop(a), self.ready.pop(b)
+        self.resume(first, b)
+        self.resume(second, a)
+
+    # Effects
+
+    def resume(self, strand: Strand, answer: Any) -> None:
+        while True:
+            try:
+                effect = strand.asking.send(answer)
+            except StopIteration:
+                strand.ended()
+                return
+            answer = None
+            worker = strand.worker
+            if isinstance(effect, Update):
+                displacement = self.draw(len(worker.x))
+                worker.x.add_(displacement)
+                self.added += displacement
+            elif isinstance(effect, Start):
+                answer = ticket = Ticket(effect.effect)
+                self.come(worker, effect.effect, lambda given, ticket=ticket: self.fulfil(ticket, given))
+            elif isinstance(effect, Wait) and effect.ticket.done:
+                answer = effect.ticket.answer
+            elif isinstance(effect, Steps) and effect.count <= 0:
+                pass
+            else:
+                self.block(strand, effect)
+                return
+
+    def block(self, strand: Strand, effect: Any) -> None:
+        worker = strand.worker
+        if isinstance(effect, Wait):
+            self.waiting[effect.ticket] = strand
+        elif isinstance(effect, Steps):
+            self.sleeping.append((worker.step + effect.count, strand))
+        elif isinstance(effect, Mean | Gather):
+            self.come(worker, effect, lambda given: self.resume(strand, given))
+        elif isinstance(effect, Pair):
+            self.ready[worker.rank] = strand
+        elif isinstance(effect, Swap):
+            self.swap(strand, effect)
+        else:
+            raise TypeError(f"{effect!r} is not an effect")
+
+    def fulfil(self, ticket: Ticket, answer: Any) -> None:
+        ticket.done, ticket.answer = True, answer
+        if ticket in self.waiting:
+            self.resume(self.waiting.pop(ticket), answer)
+
+    def come(self, worker: Peer, effect: Mean | Gather, give: Callable[[Any], None]) -> None:
+        group = effect.group if isinstance(effect, Mean) else None
+        members = tuple(range(len(self.workers))) if group is None else group
+        assert worker.rank in members
+        came = self.meetings.setdefault((type(effect), effect.topic, effect.round, group), {})
+        assert worker.rank not in came, "came twice to one averaging"
+        came[worker.rank] = (effect, [tensor.clone() for tensor in sent_by(effect)], give)
+        if len(came) < len(members):
+            return
+        self.num_means += 1
+        for brought, copies, _ in came.values():
+            for tensor, copy in zip(sent_by(brought), copies, strict=True):
+                assert torch.equal(tensor, copy), "a vector changed while it was under way"
+        sent = [came[rank][1] for rank in members]
+        answer = torch.stack([s[0] for s in sent]).mean(0) if isinstance(effect, Mean) else [tuple(s) for s in sent]
+        for rank in members:
+            self.deliveries.append(lambda give=came[rank][2]: give(answer))
+
+    def swap(self, strand: Strand, swap: Swap) -> None:
+        rank, peer = strand.worker.rank, swap.peer
+        other = self.swaps.pop((peer, rank), None)
+        if other is None:
+            self.swaps[rank, peer] = (strand, swap)
+            return
+        self.num_exchanges += 1
+        # Now and then both lose sight of each other.
+        lost = self.rest.random() < 0.1
+        for one, got in ((strand, other[1].vector), (other[0], swap.vector)):
+            self.deliveries.append(
+                lambda one=one, got=got.clone(): self.resume(one, None if lost else got),
+            )
+
+
+def sent_by(effect: Mean | Gather) -> tuple[Tensor, ...]:
+    return (effect.vector,) if isinstance(effect, Mean) else effect.tensors

@@ -1,0 +1,128 @@
+"""Whatever the order in which things happen, no gradient is lost and nobody waits for ever."""
+
+import pytest
+import torch
+from any_order_world import AnyOrderWorld
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from plain_training import kept_sum
+
+from gossamer import compress
+from gossamer.methods import METHODS
+from gossamer.settings import from_values
+from gossamer.topology import build
+
+# Methods that average models move the sum of all models only by the workers' updates. A method that makes its own
+# update (it prefers an optimizer whose settings it takes over) keeps its replicas alike instead.
+AVERAGING = sorted(name for name, method in METHODS.items() if not method.preferred_optimizer)
+REPLICATING = ("allreduce", "divisible")
+
+CHOICES = st.lists(st.integers(0, 1 << 16), max_size=120)
+GRAPHS = st.sampled_from(["ring", "complete", "base", "star", "path"])
+
+
+def make(name, topology, **values):
+    return METHODS[name](from_values(METHODS[name].Config, values), topology)
+
+
+@pytest.mark.parametrize("name", AVERAGING)
+@given(choices=CHOICES, graph=GRAPHS, workers=st.integers(1, 6), period=st.integers(0, 3), seed=st.integers(0, 99))
+@settings(max_examples=60)
+def test_the_sum_of_all_models_moves_only_by_the_workers_own_updates(name, choices, graph, workers, period, seed):
+    period = max(period, 1) if name == "localsgd" else period
+    method = make(name, build(graph, workers), period=period, global_every=period)
+    # Gradients keep models alike that start alike: allreduce is not there to bring them together.
+    world = AnyOrderWorld(method, steps=6, choices=choices, seed=seed)
+    before = kept_sum(world.workers)
+    world.run()
+    world.finish()
+    torch.testing.assert_close(kept_sum(world.workers), before + world.added, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(set(AVERAGING) - {"allreduce"}))
+def test_workers_do_communicate_in_the_world_of_any_order(name):
+    world = AnyOrderWorld(make(name, build("ring", 5), period=1), steps=20, choices=[], seed=1)
+    spread = torch.stack([worker.x for worker in world.workers]).std(0).norm()
+    world.run()
+    assert world.num_exchanges + world.num_means > 10
+    assert torch.stack([worker.x for worker in world.workers]).std(0).norm() < 5 * spread
+
+
+@given(choices=CHOICES, workers=st.integers(1, 6), seed=st.integers(0, 99))
+@settings(max_examples=40)
+def test_allreduce_gives_every_optimizer_the_same_gradient(choices, workers, seed):
+    gradients = {}
+
+    def stepped(worker):
+        gradients.setdefault(worker.step, []).append(worker.gradient.clone())
+
+    world = AnyOrderWorld(make("allreduce", build("ring", workers)), steps=6, choices=choices, seed=seed)
+    world.stepped = stepped
+    world.run()
+    assert sorted(gradients) == list(range(6))
+    for alike in gradients.values():
+        assert len(alike) == workers
+        assert all(torch.equal(alike[0], other) for other in alike)
+
+
+@given(
+    choices=CHOICES,
+    workers=st.integers(1, 5),
+    compressor=st.sampled_from(sorted(compress.names())),
+    period=st.integers(1, 4),
+    delay=st.integers(-1, 4),
+    warmup=st.integers(1, 3),
+    lookahead=st.sampled_from([-1.0, 0.0, 0.5]),
+    seed=st.integers(0, 99),
+)
+@settings(max_examples=80)
+def test_divisible_keeps_replicas_alike_and_loses_no_gradient(
+    choices, workers, compressor, period, delay, warmup, lookahead, seed
+):
+    values = {"compressor": compressor, "period": period, "delay": min(delay, period), "warmup": warmup}
+    method = make("divisible", build("ring", workers), ratio=3.0, lookahead=lookahead, **values)
+    dim, steps = 7, 13
+    zeros = torch.zeros(dim, dtype=torch.float64)
+    states, gradients, arrived, left = {}, {}, {}, {}
+    original = method.adam
+
+    def adam(worker, what):
+        arrived.setdefault(worker.step, []).append(what + 0.0)
+        original(worker, what)
+
+    def stepped(worker):
+        t = worker.step
+        state = torch.cat([worker.x, worker.vector("m"), worker.vector("v")])
+        numbers = worker.scalars.get("w"), worker.scalars.get("lookahead"), worker.scalars.get("merge_at")
+        states.setdefault(t, []).append((state, numbers))
+        gradients.setdefault(t, []).append(worker.gradient.clone())
+        flying = worker.vector("flying", 2 * dim + 1)[:dim]
+        left.setdefault(t, []).append(worker.vector("undelivered") + flying)
+
+    method.adam = adam
+    world = AnyOrderWorld(method, steps=steps, choices=choices, seed=seed, dim=dim, apart=False, stepped=stepped)
+    world.run()
+    given_so_far, arrived_so_far = zeros, zeros
+    for t in range(steps):
+        (first, numbers), *others = states[t]
+        assert len(states[t]) == workers
+        assert all(torch.equal(first, other) and numbers == theirs for other, theirs in others)
+        given_so_far = given_so_far + torch.stack(gradients[t]).mean(0)
+        arrived_so_far = arrived_so_far + arrived[t][0]
+        torch.testing.assert_close(
+            given_so_far, arrived_so_far + torch.stack(left[t]).mean(0), rtol=0, atol=1e-10, msg=f"after step {t}"
+        )
+    world.finish()
+    drained = arrived[steps][0] if steps in arrived else zeros
+    torch.testing.assert_close(given_so_far, arrived_so_far + drained, rtol=0, atol=1e-10)
+    assert all(torch.equal(world.workers[0].x, worker.x) for worker in world.workers)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_method_remembers_nothing_outside_its_workers(name):
+    method = make(name, build("ring", 4))
+    before = dict(vars(method))
+    world = AnyOrderWorld(method, steps=12, choices=[], apart=False)
+    world.run()
+    world.finish()
+    assert vars(method) == before

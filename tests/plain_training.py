@@ -1,0 +1,173 @@
+"""Runs in a line, and what they are compared with: training written out in plain torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+from unittest import mock
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gossamer.config import Run, resolve
+from gossamer.methods import METHODS
+from gossamer.tasks import Batches, Task, partition
+from gossamer.virtual.cluster import Cluster
+from gossamer.virtual.simulation import Result, make_cluster, make_evaluator, simulate
+
+INSTANT = {"clock": "hardware", "compute": "constant:1s", "link": "inf"}
+"""Machines that are all alike, and a network that takes no time."""
+
+SYNCHRONOUS = {"divisible": {"period": 1, "delay": 0, "warmup": 0}, "localsgd": {"period": 1}}
+"""Settings with which a method comes down to synchronous training."""
+
+
+def make_run(**values: Any) -> Run:
+    (run,) = resolve(values)
+    return run
+
+
+def simulated(**values: Any) -> Result:
+    return simulate(make_run(**values))
+
+
+def cluster_of(**values: Any) -> Cluster:
+    return make_cluster(make_run(**values))
+
+
+def batches_of(run: Run) -> list[Batches]:
+    """Every worker's mini-batches."""
+    c = run.config
+    if run.task.own_data:
+        parts = [np.array([rank]) for rank in range(c.workers)]
+    else:
+        parts = partition(c.partition, run.task.labels, len(run.task.train[0]), c.workers, c.seed)
+    return [Batches(part, c.batch, c.seed, rank) for rank, part in enumerate(parts)]
+
+
+def fresh_model(run: Run) -> nn.Module:
+    torch.manual_seed(run.config.seed)
+    return run.task.model()
+
+
+def loss_of(run: Run, model: nn.Module, samples: np.ndarray) -> Tensor:
+    inputs, targets = (part[samples] for part in run.task.train)
+    return run.task.loss(model(run.task.prepare(inputs) if run.task.prepare else inputs), targets)
+
+
+def train_alone(run: Run, optimizer: Callable[..., torch.optim.Optimizer], steps: int, ranks: Any = None) -> nn.Module:
+    """One plain torch model, trained on the joint mini-batches of ``ranks`` (all workers)."""
+    batches = batches_of(run)
+    ranks = range(len(batches)) if ranks is None else ranks
+    model = fresh_model(run)
+    opt = optimizer(model.parameters())
+    for step in range(steps):
+        opt.zero_grad()
+        loss_of(run, model, np.concatenate([batches[rank].take(step) for rank in ranks])).backward()
+        opt.step()
+    return model
+
+
+def flat(model: nn.Module) -> Tensor:
+    return nn.utils.parameters_to_vector(model.parameters()).detach()
+
+
+def gradient_at(run: Run, model: nn.Module, x: Tensor, samples: np.ndarray) -> Tensor:
+    """The gradient of the loss on ``samples`` at parameters ``x``."""
+    nn.utils.vector_to_parameters(x.clone(), model.parameters())
+    gradients = torch.autograd.grad(loss_of(run, model, samples), list(model.parameters()))
+    return nn.utils.parameters_to_vector(gradients)
+
+
+@contextmanager
+def each_step(name: str, seen: Callable[[Any], None]) -> Iterator[None]:
+    """Call ``seen(worker)`` at the end of every step that a worker makes with method ``name``."""
+    original = METHODS[name].step
+
+    def step(self: Any, worker: Any) -> Any:
+        yield from original(self, worker)
+        seen(worker)
+
+    with mock.patch.object(METHODS[name], "step", step):
+        yield
+
+
+def trajectory(run: Run) -> tuple[dict[tuple[int, int], Tensor], Result]:
+    """A run, and every worker's parameters after each of its steps, by (step, rank)."""
+    found: dict[tuple[int, int], Tensor] = {}
+
+    def seen(worker: Any) -> None:
+        found[worker.step, worker.rank] = worker.x + 0.0
+
+    with each_step(run.config.method, seen):
+        return found, simulate(run)
+
+
+class Precise(nn.Module):
+    """w − b in float64, so that invariants can be checked to round-off."""
+
+    def __init__(self, dim: int) -> None:
+        super().__init__()
+        self.w = nn.Parameter(torch.zeros(dim, dtype=torch.float64))
+
+    def forward(self, b: Tensor) -> Tensor:
+        return self.w - b
+
+
+def precise(run: Run, dim: int = 3) -> Run:
+    """The same run on a quadratic in float64."""
+    b = torch.from_numpy(np.random.default_rng(run.config.seed).standard_normal((run.config.workers, dim)))
+    task = Task(
+        name="precise",
+        model=lambda: Precise(dim),
+        train=(b, torch.zeros(len(b))),
+        test=(b, torch.zeros(len(b))),
+        loss=lambda differences, targets: 0.5 * differences.square().sum(-1).mean(),
+        own_data=True,
+    )
+    return dataclasses.replace(run, task=task)
+
+
+class Recording(torch.optim.SGD):
+    """SGD with momentum that keeps account of all it has added to the parameters of all workers together."""
+
+    def __init__(self, params: Any, added: Tensor) -> None:
+        super().__init__(params, lr=0.05, momentum=0.9)
+        self.added = added
+
+    def step(self, closure: Any = None) -> None:
+        (parameter,) = self.param_groups[0]["params"]
+        before = parameter.detach().clone()
+        super().step()
+        self.added += parameter.detach() - before
+
+
+def recording_cluster(run: Run) -> tuple[Cluster, Tensor]:
+    """A cluster on the float64 quadratic, and the sum of everything its optimizers have added so far."""
+    run = precise(run)
+    evaluator = make_evaluator(run)
+    added = torch.zeros(evaluator.flat.size, dtype=torch.float64)
+    cluster = Cluster(
+        evaluator=evaluator,
+        method=run.method,
+        topology=run.topology,
+        make_optimizer=lambda parameters: Recording(parameters, added),
+        schedule=run.schedule(),
+        clock=run.config.clock,
+        hardware=run.hardware,
+        seed=run.config.seed,
+    )
+    return cluster, added
+
+
+def kept_sum(workers: Any) -> Tensor:
+    """Σ_i x_i; with a companion z = x̃ − x, the sum of ½(x_i + x̃_i), which is what A²CiD²'s flow between them keeps."""
+    total = 0.0
+    for worker in workers:
+        total = total + worker.x
+        if "z" in worker.vectors:
+            total = total + 0.5 * worker.vector("z")
+    return total
