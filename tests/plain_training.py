@@ -16,7 +16,7 @@ from gossamer.config import Run, resolve
 from gossamer.methods import METHODS
 from gossamer.tasks import Batches, Task, partition
 from gossamer.virtual.cluster import Cluster
-from gossamer.virtual.simulation import Result, make_cluster, make_evaluator, simulate
+from gossamer.virtual.simulation import Result, make_cluster, simulate
 
 INSTANT = {"clock": "hardware", "compute": "constant:1s", "link": "inf"}
 """Machines that are all alike, and a network that takes no time."""
@@ -27,6 +27,20 @@ SYNCHRONOUS = {"divisible": {"period": 1, "delay": 0, "warmup": 0}, "localsgd": 
 
 def make_run(**values: Any) -> Run:
     (run,) = resolve(values)
+    return run
+
+
+def make_precise_run(**values: Any) -> Run:
+    """The run in float64, where rounding does not blur what is compared."""
+    task = make_run(**values).task
+    images, classes = task.train
+    double = dataclasses.replace(
+        task,
+        model=lambda: task.model().double(),
+        train=(images.double(), classes),
+        test=(task.test[0].double(), task.test[1]),
+    )
+    (run,) = resolve(values, task=double)
     return run
 
 
@@ -117,18 +131,18 @@ class Precise(nn.Module):
         return self.w - b
 
 
-def precise(run: Run, dim: int = 3) -> Run:
-    """The same run on a quadratic in float64."""
-    b = torch.from_numpy(np.random.default_rng(run.config.seed).standard_normal((run.config.workers, dim)))
-    task = Task(
+def precise_task(workers: int, seed: int = 0, dim: int = 3) -> Task:
+    """The quadratic in float64."""
+    b = torch.from_numpy(np.random.default_rng(seed).standard_normal((workers, dim)))
+    return Task(
         name="precise",
         model=lambda: Precise(dim),
         train=(b, torch.zeros(len(b))),
         test=(b, torch.zeros(len(b))),
         loss=lambda differences, targets: 0.5 * differences.square().sum(-1).mean(),
         own_data=True,
+        defaults={"batch": 1},
     )
-    return dataclasses.replace(run, task=task)
 
 
 class Recording(torch.optim.SGD):
@@ -145,22 +159,12 @@ class Recording(torch.optim.SGD):
         self.added += parameter.detach() - before
 
 
-def recording_cluster(run: Run) -> tuple[Cluster, Tensor]:
+def recording_cluster(**values: Any) -> tuple[Cluster, Tensor]:
     """A cluster on the float64 quadratic, and the sum of everything its optimizers have added so far."""
-    run = precise(run)
-    evaluator = make_evaluator(run)
-    added = torch.zeros(evaluator.flat.size, dtype=torch.float64)
-    cluster = Cluster(
-        evaluator=evaluator,
-        method=run.method,
-        topology=run.topology,
-        make_optimizer=lambda parameters: Recording(parameters, added),
-        schedule=run.schedule(),
-        clock=run.config.clock,
-        hardware=run.hardware,
-        seed=run.config.seed,
-    )
-    return cluster, added
+    task = precise_task(values["workers"], values.get("seed", 0))
+    added = torch.zeros_like(task.train[0][0])
+    (run,) = resolve(values, task=task, make_optimizer=lambda parameters: Recording(parameters, added))
+    return make_cluster(run), added
 
 
 def kept_sum(workers: Any) -> Tensor:

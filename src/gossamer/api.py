@@ -40,8 +40,8 @@ def simulate(
         Any option of ``gossamer simulate`` by its name, such as ``method="a2cid2"``, ``workers=64``, ``lr=0.1``.
 
     >>> result = simulate(task="quadratic", method="gossip", workers=4, clock="ideal", steps=20)
-    >>> result.final.steps
-    20
+    >>> result.final.time
+    20.0
     """
     values = dict(settings)
     if isinstance(task, str):

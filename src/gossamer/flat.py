@@ -34,7 +34,7 @@ class Part:
         piece = vector[..., self.start : self.end]
         lead = piece.dim() - 1
         piece = piece.reshape(piece.shape[:-1] + self.laid_out)
-        return piece.permute(*range(lead), *(lead + axis for axis in self.order))
+        return piece.permute((*range(lead), *(lead + axis for axis in self.order)))
 
 
 class Flat:

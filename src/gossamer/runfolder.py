@@ -13,8 +13,10 @@ Files are written beside their place and then renamed, so that none is ever half
 from __future__ import annotations
 
 import json
+import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -32,27 +34,33 @@ class RunFolder:
     def __init__(self, path: Path, config: Mapping[str, Any], command: str) -> None:
         self.path = path
         make_folder(path)
-        lines = [f"# {command}", *(f"{name} = {_toml(value)}" for name, value in config.items())]
-        _replace(path / CONFIG, lambda place: place.write_text("\n".join(lines) + "\n", encoding="utf-8"))
-        self._metrics = (path / METRICS).open("w", encoding="utf-8")
+        lines = [_comment(command), *(f"{name} = {_toml(value)}" for name, value in config.items())]
+        with _writing(path):
+            _replace(path / CONFIG, lambda place: place.write_text("\n".join(lines) + "\n", encoding="utf-8"))
+            self._metrics = (path / METRICS).open("w", encoding="utf-8")
 
     def metric(self, point: Mapping[str, Any]) -> None:
         """Add one line to the metrics."""
-        self._metrics.write(json.dumps(point) + "\n")
-        self._metrics.flush()
+        with _writing(self.path):
+            self._metrics.write(json.dumps(point) + "\n")
+            self._metrics.flush()
 
-    def close(self, summary: Mapping[str, Any], weights: Mapping[str, Tensor]) -> None:
-        """The run is over, or was stopped: keep its model and its figures."""
-        self._metrics.close()
+    def close(
+        self, summary: Mapping[str, Any], history: Sequence[Mapping[str, Any]], weights: Mapping[str, Tensor]
+    ) -> None:
+        """The run is over, or was stopped: keep its model, its figures, and its history as it came out in the end."""
         facts = {name: str(summary[name]) for name in ("method", "topology", "workers", "seed", "steps")}
-        _replace(self.path / MODEL, lambda place: save_file(dict(weights), place, metadata=facts))
+        lines = "".join(json.dumps(point) + "\n" for point in history)
+        with _writing(self.path):
+            self._metrics.close()
+            _replace(self.path / METRICS, lambda place: place.write_text(lines, encoding="utf-8"))
+            _replace(self.path / MODEL, lambda place: save_file(dict(weights), place, metadata=facts))
         write_json(self.path / SUMMARY, summary)
 
 
 def make_folder(path: Path) -> None:
     """Make the folder, unless it holds a run already."""
-    if any((path / name).exists() for name in (CONFIG, METRICS, SUMMARY)):
-        raise InputError(f"--out {path} already holds a run, which would be lost: give another folder")
+    check_folder(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -61,8 +69,33 @@ def make_folder(path: Path) -> None:
         raise InputError(f"--out {path} cannot be written to: give a folder you may write to")
 
 
+def check_folder(path: Path) -> None:
+    """Raise an ``InputError`` if a run cannot be kept at ``path`` because something is there already."""
+    if path.exists() and not path.is_dir():
+        raise InputError(f"--out {path} is a file: give the name of a folder, which will be made")
+    if any((path / name).exists() for name in (CONFIG, METRICS, SUMMARY)):
+        raise InputError(f"--out {path} already holds a run, which would be lost: give another folder")
+
+
+def remove_if_empty(paths: Iterable[Path]) -> None:
+    """Take folders away again that nothing was put into."""
+    for path in paths:
+        if path.is_dir() and not any(path.iterdir()):
+            path.rmdir()
+
+
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
-    _replace(path, lambda place: place.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8"))
+    with _writing(path.parent):
+        _replace(path, lambda place: place.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8"))
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        why = error.strerror or error
+        raise InputError(f"--out {folder} cannot be written to: {why}; make room, or give another folder") from None
 
 
 def _replace(path: Path, write: Callable[[Path], Any]) -> None:
@@ -72,5 +105,11 @@ def _replace(path: Path, write: Callable[[Path], Any]) -> None:
 
 
 def _toml(value: Any) -> str:
-    # JSON's strings, numbers and booleans are TOML's too.
-    return json.dumps(value, ensure_ascii=False)
+    # JSON's strings, numbers and booleans are TOML's too, but for these.
+    if isinstance(value, float) and math.isinf(value):
+        return "inf" if value > 0 else "-inf"
+    return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
+
+
+def _comment(text: str) -> str:
+    return "# " + "".join(letter if letter.isprintable() else " " for letter in text)

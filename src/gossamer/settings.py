@@ -53,6 +53,8 @@ def check(field: dataclasses.Field[Any], value: Any) -> None:
         least, above, most = meta.get("least"), meta.get("above"), meta.get("most")
         if isinstance(value, float) and math.isnan(value):
             raise InputError(f"{flag} is not a number: give one, such as {field.default}")
+        if math.isinf(value):
+            raise InputError(f"{flag} is {value}: expected a finite number, such as {field.default}")
         if least is not None and value < least:
             raise InputError(f"{flag} is {value}: expected {least} or more")
         if above is not None and value <= above:
@@ -77,7 +79,7 @@ def convert(field: dataclasses.Field[Any], kind: type, value: Any) -> Any:
         raise InputError(f"{flag} is {value!r}: expected {_words(kind)}")
     try:
         converted = kind(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InputError(f"{flag} is {value!r}: expected {_words(kind)}") from None
     if kind is int and isinstance(value, float) and converted != value:
         raise InputError(f"{flag} is {value!r}: expected {_words(kind)}")

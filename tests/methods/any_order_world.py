@@ -84,6 +84,8 @@ class AnyOrderWorld:
         self.ready: dict[int, Strand] = {}
         self.swaps: dict[tuple[int, int], tuple[Strand, Swap]] = {}
         self.num_exchanges = self.num_means = 0
+        self.ending = False
+        """What is under way still arrives, but backgrounds begin nothing new."""
         for worker in self.workers:
             self.resume(Strand(worker, method.background(worker), lambda: None), None)
 
@@ -94,8 +96,10 @@ class AnyOrderWorld:
         """Until every worker has made its steps; then what is under way arrives, and all finish."""
         while any(worker.step < self.steps for worker in self.workers):
             self.act(self.possible())
+        self.ending = True
         while self.deliveries:
             self.act(self.deliveries[:])
+        self.ending = False
 
     def finish(self) -> None:
         left = set(range(len(self.workers)))
@@ -135,7 +139,8 @@ class AnyOrderWorld:
     # What happens
 
     def begin(self, worker: Peer) -> None:
-        worker.phase, worker.point = "computing", (self.method.point(worker) + 0.0)
+        worker.phase, worker.point = "computing", torch.empty_like(worker.x)
+        self.method.point(worker, worker.point)
 
     def end(self, worker: Peer) -> None:
         worker.phase = "stepping"
@@ -209,7 +214,7 @@ class AnyOrderWorld:
         came = self.meetings.setdefault((type(effect), effect.topic, effect.round, group), {})
         assert worker.rank not in came, "came twice to one averaging"
         came[worker.rank] = (effect, [tensor.clone() for tensor in sent_by(effect)], give)
-        if len(came) < len(members):
+        if len(came) < len(members) or self.ending:
             return
         self.num_means += 1
         for brought, copies, _ in came.values():
@@ -230,9 +235,8 @@ class AnyOrderWorld:
         # Now and then both lose sight of each other.
         lost = self.rest.random() < 0.1
         for one, got in ((strand, other[1].vector), (other[0], swap.vector)):
-            self.deliveries.append(
-                lambda one=one, got=got.clone(): self.resume(one, None if lost else got),
-            )
+            answer = None if lost else got.clone()
+            self.deliveries.append(lambda one=one, answer=answer: self.resume(one, answer))
 
 
 def sent_by(effect: Mean | Gather) -> tuple[Tensor, ...]:

@@ -90,7 +90,7 @@ def test_workers_batched_by_vmap_equal_workers_one_by_one(make, name, model, cla
     assert bool(buffers) == ((name, model) in {("digits", "conv"), ("cifar10", "resnet18")})
 
 
-def test_plain_training_on_digits_reaches_97_percent(make):
+def test_plain_training_on_digits_reaches_95_percent(make):
     task = make("digits")
     torch.manual_seed(0)
     net = task.model()
@@ -102,7 +102,7 @@ def test_plain_training_on_digits_reaches_97_percent(make):
         optimizer.zero_grad()
         task.loss(net(task.train[0][taken]), task.train[1][taken]).backward()
         optimizer.step()
-    assert task.correct(net(task.test[0]), task.test[1]).item() >= 0.97
+    assert task.correct(net(task.test[0]), task.test[1]).item() >= 0.95
 
 
 def test_the_digits_split_does_not_depend_on_the_seed():

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Sequence
+
+import torch
 
 import gossamer
 from gossamer.cli import methods, simulate, topology
@@ -35,14 +38,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if parsed.command is None:
             whole.print_help(sys.stderr)
             return 2
-        return COMMANDS[parsed.command].run(parsed, arguments)
+        code = COMMANDS[parsed.command].run(parsed, arguments)
+        sys.stdout.flush()
+        return code
     except InputError as error:
         print(f"gossamer: {error}", file=sys.stderr)
+        return 2
+    except (MemoryError, RuntimeError) as error:
+        if not _out_of_memory(error):
+            raise
+        said = (str(error).splitlines() or [""])[0].strip()
+        print(f"gossamer: out of memory{f' ({said})' if said else ''}: try fewer --workers", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("gossamer: stopped", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # Whoever read the output has left; there is nobody to tell.
-        sys.stderr.close()
+        # Whoever read the output has left; what Python would still flush there at its exit goes nowhere.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether memory ran out; torch says so with a plain RuntimeError on the CPU."""
+    return isinstance(error, MemoryError | torch.OutOfMemoryError) or "can't allocate memory" in str(error)

@@ -5,11 +5,10 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import inspect
-import json
 import sys
 from collections.abc import Sequence
 
-from gossamer.cli.output import print_table
+from gossamer.cli.output import print_json, print_table
 from gossamer.methods import METHODS, find
 
 
@@ -19,7 +18,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
-    chosen = [find(parsed.name)] if parsed.name else list(METHODS.values())
+    chosen = list(METHODS.values()) if parsed.name is None else [find(parsed.name)]
     if parsed.json:
         rows = [
             {
@@ -30,7 +29,7 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
             }
             for method in chosen
         ]
-        print(json.dumps({"methods": rows}, indent=1))
+        print_json({"methods": rows})
     elif parsed.name:
         (method,) = chosen
         print(inspect.getdoc(sys.modules[method.__module__]))

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from gossamer.config import RunConfig
+from gossamer.config import SECTIONS, RunConfig, method_fields
 from gossamer.errors import InputError
 from gossamer.methods import METHODS
 from gossamer.settings import kinds
@@ -23,7 +23,7 @@ class Parser(argparse.ArgumentParser):
     """A parser whose errors are one line each and guess what was meant."""
 
     def error(self, message: str) -> NoReturn:
-        raise InputError(message)
+        raise InputError(message.removeprefix("argument ").replace(": expected one argument", ": expected a value"))
 
     def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
         known, rest = self.parse_known_args(arguments)
@@ -76,28 +76,49 @@ def _add(group: Any, field: dataclasses.Field[Any], kind: type, default: str) ->
 
 def given(parsed: argparse.Namespace) -> dict[str, Any]:
     """The settings that the command line and its --config file give, by name."""
-    values = read_config(Path(parsed.config)) if parsed.config else {}
+    if parsed.config == "":
+        raise InputError("--config is empty: expected the path of a TOML file")
+    values = {} if parsed.config is None else read_config(Path(parsed.config))
     prefix = "setting_"
     values |= {name.removeprefix(prefix): value for name, value in vars(parsed).items() if name.startswith(prefix)}
     return values
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The settings in a TOML file; tables in it are only for the reader's eye."""
+    """The settings in a TOML file; tables in it are only for the reader's eye, a list is its items with commas."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"--config {path} cannot be read: {error.strerror}; give the path of a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"--config {path} is not TOML: {error}") from None
+    known = option_names()
     values: dict[str, Any] = {}
-    for name, value in document.items():
-        entries = value if isinstance(value, dict) else {name: value}
+    for title, value in document.items():
+        entries = value if isinstance(value, dict) else {title: value}
         for key, entry in entries.items():
-            if isinstance(entry, (dict, list)):
-                raise InputError(f"--config {path}: {key} is not a plain value: expected text, a number or true/false")
-            values[key.replace("-", "_")] = entry
+            name = key.replace("-", "_")
+            if name not in known:
+                close = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean {close[0]}?" if close else "see gossamer simulate --help for those there are"
+                raise InputError(f"--config {path}: unknown option {key}: {hint}")
+            if name in values:
+                raise InputError(f"--config {path}: {key} is there twice: keep one of them")
+            values[name] = _plain_value(f"--config {path}: {key}", entry)
     return values
+
+
+def _plain_value(what: str, entry: Any) -> Any:
+    if isinstance(entry, list) and not any(isinstance(item, dict | list) for item in entry):
+        return ",".join(map(str, entry))
+    if not isinstance(entry, str | bool | int | float):
+        raise InputError(f"{what} is not a plain value: expected text, a number or true/false")
+    return entry
+
+
+def option_names() -> set[str]:
+    """Every setting of a run, by name."""
+    return {field.name for settings in SECTIONS for field in dataclasses.fields(settings)} | set(method_fields())  # type: ignore[arg-type]
 
 
 def shown_command(arguments: Sequence[str]) -> str:

@@ -2,30 +2,91 @@
 
 from __future__ import annotations
 
+import json
 import sys
+import textwrap
 import time
+from collections.abc import Sequence
 from types import TracebackType
+from typing import Any, Literal
 
 from rich import box
+from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
+
+from gossamer.virtual.simulation import plain
 
 PLAIN_WIDTH = 160
 """Columns of a table that does not go to a terminal."""
 
+NARROW = 100
+"""Terminals with fewer columns get no bar beside the figures."""
+
 SECONDS_BETWEEN_LINES = 5.0
 
+GAP = 2
+"""Spaces between two columns of a table."""
 
-def print_table(title: str, columns: list[str], rows: list[list[str]], numbers: bool = False) -> None:
-    """A table on standard output; without escape codes if that is not a terminal."""
+
+def print_json(document: Any) -> None:
+    """One JSON document on standard output."""
+    print(json.dumps(plain(document), indent=1, allow_nan=False))
+
+
+def print_table(
+    title: str, columns: list[str], rows: list[list[str]], numbers: bool = False, spare: Sequence[str] = ()
+) -> list[str]:
+    """A table on standard output; without escape codes if that is not a terminal.
+
+    Where it is too wide, the columns named in ``spare`` are left out, the first of them first; returns those.
+    """
     terminal = sys.stdout.isatty()
-    table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left", title_style="bold")
-    for position, column in enumerate(columns):
-        table.add_column(column, justify="right" if numbers and position else "left", overflow="fold")
+    console = Console(width=None if terminal else PLAIN_WIDTH, highlight=False)
+    kept, left_out = _fitting(columns, rows, console.width, spare)
+    table = Table(
+        title=title or None,
+        box=box.SIMPLE_HEAD,
+        show_edge=False,
+        padding=(0, GAP - 1, 0, 0),
+        title_justify="left",
+        title_style="bold",
+    )
+    for position in kept:
+        justify: Literal["left", "right"] = "right" if numbers and position else "left"
+        table.add_column(columns[position], justify=justify, overflow="fold")
     for row in rows:
-        table.add_row(*row)
-    Console(width=None if terminal else PLAIN_WIDTH, highlight=False).print(table)
+        table.add_row(*(row[position] for position in kept))
+    with console.capture() as capture:
+        console.print(table)
+    print("\n".join(line.rstrip() for line in capture.get().rstrip().splitlines()))
+    return left_out
+
+
+def _fitting(
+    columns: list[str], rows: list[list[str]], width: int, spare: Sequence[str]
+) -> tuple[list[int], list[str]]:
+    """The positions of the columns that fit beside each other, and the names of those left out."""
+    needed = [max(map(cell_len, cells)) for cells in zip(columns, *rows, strict=True)]
+    kept, left_out = list(range(len(columns))), []
+    for name in spare:
+        if sum(needed[position] + GAP for position in kept) - 1 <= width:
+            break
+        kept.remove(columns.index(name))
+        left_out.append(name)
+    return kept, left_out
+
+
+def print_note(text: str) -> None:
+    """A paragraph on standard output, as wide as the terminal."""
+    width = Console().width if sys.stdout.isatty() else PLAIN_WIDTH
+    print(textwrap.fill(text, min(width, 110)))
+
+
+def counted(count: int, thing: str) -> str:
+    """``1 worker``, ``2 workers``."""
+    return f"{count} {thing}" if count == 1 else f"{count} {thing}s"
 
 
 def duration(seconds: float) -> str:
@@ -62,13 +123,15 @@ class Progressing:
 
     def __enter__(self) -> Progressing:
         if not self.quiet and sys.stderr.isatty():
+            console = Console(stderr=True, highlight=False)
+            bar: list[ProgressColumn] = [BarColumn()] if console.width >= NARROW else []
             self._live = Progress(
-                TextColumn("{task.description:10}"),
-                BarColumn(),
+                TextColumn("{task.description:9}"),
+                *bar,
                 TextColumn("{task.percentage:>3.0f}%"),
                 TextColumn("{task.fields[line]}"),
                 TimeRemainingColumn(compact=True),
-                console=Console(stderr=True, highlight=False),
+                console=console,
             )
             self._task = self._live.add_task(self.name, total=self.total, line="")
             self._live.start()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
+import math
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -11,11 +11,21 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.cli.options import add_run_options, given, shown_command
-from gossamer.cli.output import Progressing, duration, figure, percent, print_table, size
+from gossamer.cli.output import (
+    Progressing,
+    counted,
+    duration,
+    figure,
+    percent,
+    print_json,
+    print_note,
+    print_table,
+    size,
+)
 from gossamer.config import Run, resolve
 from gossamer.errors import InputError
-from gossamer.runfolder import SUMMARY, RunFolder, make_folder, write_json
-from gossamer.virtual.simulation import Point, Result, plain, simulate
+from gossamer.runfolder import SUMMARY, RunFolder, check_folder, make_folder, remove_if_empty, write_json
+from gossamer.virtual.simulation import Point, Result, Spread, plain, simulate
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -25,27 +35,48 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 
 
 def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
+    if parsed.out == "":
+        raise InputError("--out is empty: expected the name of a folder, which will be made")
     runs = resolve(given(parsed))
     command = shown_command(arguments)
-    folder = Path(parsed.out) if parsed.out else None
-    if folder is not None:
-        make_folder(folder)
+    folder = Path(parsed.out) if parsed.out is not None else None
+    places = _places(folder, runs)
     if not parsed.json and runs[0].topology.note:
         print(f"note: {runs[0].topology.note}", file=sys.stderr)
     results: list[Result] = []
-    for each in runs:
-        place = folder / each.config.method if folder is not None and len(runs) > 1 else folder
-        results.append(_simulate(each, place, command, quiet=parsed.json))
-        if results[-1].interrupted:
-            break
-    document = {"command": command, "results": [result.document() for result in results]}
+    try:
+        for each, place in zip(runs, places, strict=True):
+            results.append(_simulate(each, place, command, quiet=parsed.json))
+            if results[-1].interrupted:
+                break
+    except KeyboardInterrupt:
+        # Between two runs; those that are done are shown.
+        if not results:
+            raise
+        results[-1].interrupted = True
+    finally:
+        remove_if_empty(place for place in (*places, folder) if place is not None)
+    document = {"command": command, "results": [_document(result) for result in results]}
     if folder is not None and len(runs) > 1:
-        write_json(folder / SUMMARY, {**document, "results": [_without_history(r) for r in results]})
+        write_json(folder / SUMMARY, {**document, "results": [_without_history(result) for result in results]})
     if parsed.json:
-        print(json.dumps(document, indent=1))
+        print_json(document)
     else:
         _show(runs, results)
     return _ending(runs, results, folder)
+
+
+def _places(folder: Path | None, runs: list[Run]) -> list[Path | None]:
+    """The folder of each run; made, so that what is wrong with them is said before anything is trained."""
+    if folder is None:
+        return [None] * len(runs)
+    check_folder(folder)
+    places = [folder] if len(runs) == 1 else [folder / each.config.method for each in runs]
+    for place in places:
+        check_folder(place)
+    for place in places:
+        make_folder(place)
+    return list(places)
 
 
 def _ending(runs: list[Run], results: list[Result], folder: Path | None) -> int:
@@ -53,9 +84,10 @@ def _ending(runs: list[Run], results: list[Result], folder: Path | None) -> int:
     kept = f"; what there is is in {folder}" if folder is not None else ""
     code = 0
     for each, result in zip(runs, results, strict=False):
-        if result.diverged is not None:
+        why = _divergence(result)
+        if why:
             lower = f"try a smaller --lr than {each.config.lr:g}"
-            print(f"gossamer: {result.method} {result.diverged}: {lower}{kept}", file=sys.stderr)
+            print(f"gossamer: {result.method} {why}: {lower}{kept}", file=sys.stderr)
             code = 2
     if results[-1].interrupted:
         print(f"gossamer: stopped at time {results[-1].final.time:.4g}{kept}", file=sys.stderr)
@@ -63,39 +95,53 @@ def _ending(runs: list[Run], results: list[Result], folder: Path | None) -> int:
     return code
 
 
+def _divergence(result: Result) -> str:
+    """How a run diverged; empty if it did not."""
+    if result.diverged is not None:
+        return str(result.diverged)
+    end = result.final
+    if all(value is None or math.isfinite(value) for value in (end.loss, end.train_loss, end.consensus)):
+        return ""
+    return f"diverged: the averaged model is not finite after the last step, time {end.time:g}"
+
+
 def _simulate(run: Run, place: Path | None, command: str, quiet: bool) -> Result:
-    folder = RunFolder(place, run.values(), command) if place is not None else None
+    folder: RunFolder | None = None
     c = run.config
     total = float(c.steps if c.clock == "ideal" else c.steps * c.workers)
     with Progressing(c.method, total, quiet) as progress:
 
         def watch(point: Point, news: list[str]) -> None:
-            if folder is not None:
+            nonlocal folder
+            if place is not None:
+                # Only now: settings that cannot be used leave no run behind.
+                folder = folder or RunFolder(place, run.values(), command)
                 folder.metric(plain(asdict(point)))
             done = point.time if c.clock == "ideal" else float(point.total_steps)
             progress.at(done, _line(point, c.clock), news)
 
         result = simulate(run, watch)
     if folder is not None:
-        try:
-            folder.close(_without_history(result), result.weights)
-        except OSError as error:
-            raise InputError(f"--out {place} could not be completed: {error.strerror or error}") from None
+        folder.close(_without_history(result), result.document()["history"], result.weights)
     return result
 
 
 def _line(point: Point, clock: str) -> str:
     parts = [f"time {point.time:.4g}{' s' if clock == 'hardware' else ''}"]
     if point.train_loss is not None:
-        parts.append(f"loss {point.train_loss:.4f}")
+        parts.append(f"loss {point.train_loss:.3g}")
     if point.accuracy is not None:
         parts.append(f"accuracy {percent(point.accuracy)}")
-    parts.append(f"consensus {point.consensus:.3g}")
+    parts.append(f"consensus {point.consensus:.2g}")
     return "  ".join(parts)
 
 
+def _document(result: Result) -> dict[str, Any]:
+    return {**result.document(), "interrupted": result.interrupted}
+
+
 def _without_history(result: Result) -> dict[str, Any]:
-    document = result.document()
+    document = _document(result)
     del document["history"]
     return document
 
@@ -103,48 +149,63 @@ def _without_history(result: Result) -> dict[str, Any]:
 def _show(runs: list[Run], results: list[Result]) -> None:
     """The closing table."""
     c = runs[0].config
-    units = "" if c.clock == "hardware" else " units"
-    first = results[0].final.time
+    first = results[0]
     rows = []
     for result in results:
         end = result.final
-        spread = end.worker_accuracy
         rows.append(
             [
                 result.method,
-                duration(end.time) if c.clock == "hardware" else f"{end.time:.4g}{units}",
-                f"{first / end.time:.2f}×" if end.time else "–",
+                duration(end.time) if c.clock == "hardware" else f"{end.time:.4g}",
+                f"{first.final.time / end.time:.2f}×" if _whole(first) and _whole(result) else "–",
                 f"{end.steps}",
                 figure(end.loss),
                 percent(end.accuracy),
-                "–" if spread.min is None else f"{percent(spread.min)} to {percent(spread.max)}",
+                _spread(end.worker_accuracy),
                 figure(end.consensus),
                 f"{end.exchanges}",
                 size(end.bytes_sent / c.workers),
-                percent(end.utilization),
+                f"{100 * end.utilization:.0f}%",
             ]
         )
-    heads = [
-        "method",
-        "time",
-        "speed",
-        "steps",
-        "loss",
-        "accuracy",
-        "workers",
-        "consensus",
-        "exchanges",
-        "sent",
-        "busy",
-    ]
-    title = f"{c.task}, {c.workers} workers, {c.topology}, {c.clock} clock, seed {c.seed}"
-    print_table(title, heads, rows, numbers=True)
+    title = f"{c.task}, {counted(c.workers, 'worker')}, {c.topology}, {c.clock} clock, seed {c.seed}"
+    left_out = print_table(title, list(COLUMNS), rows, numbers=True, spare=SPARE)
+    meanings = [f"{name}: {meaning}" for name, meaning in COLUMNS.items() if meaning and name not in left_out]
     time = "simulated seconds" if c.clock == "hardware" else "in expected gradients per worker"
-    print(
-        f"time: {time}; speed: against {results[0].method}; steps and sent: per worker; loss and accuracy: of the\n"
-        "averaged model on the test set; workers: accuracy of their own models; consensus: how far they are apart;\n"
-        "busy: share of their time not spent waiting."
-    )
+    not_shown = f". Not shown for want of room: {', '.join(left_out)}" if left_out else ""
+    print()
+    print_note("; ".join(meanings).format(time=time, first=first.method) + not_shown + ".")
     for result in results:
         for news in result.news:
             print(f"{result.method}: {news}")
+
+
+COLUMNS = {
+    "method": "",
+    "time": "{time}",
+    "speed": "against {first}",
+    "steps": "per worker",
+    "loss": "of the averaged model on the test set",
+    "accuracy": "likewise",
+    "workers": "accuracy of their own models",
+    "consensus": "how far the models are apart",
+    "exchanges": "averagings, of two workers or of many",
+    "sent": "per worker",
+    "busy": "share of the time not spent waiting",
+}
+"""The columns of the closing table, and what they mean."""
+
+SPARE = ("exchanges", "steps", "busy", "speed", "loss", "workers")
+"""What a narrow terminal can do without, the first first."""
+
+
+def _whole(result: Result) -> bool:
+    """Whether the run came to its end, so that its time says something."""
+    return result.final.time > 0 and not result.interrupted and not _divergence(result)
+
+
+def _spread(spread: Spread) -> str:
+    if spread.min is None or spread.max is None:
+        return "–"
+    least, most = percent(spread.min), percent(spread.max)
+    return least if least == most else f"{least.removesuffix('%')}–{most}"

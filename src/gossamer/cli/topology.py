@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
-from gossamer.cli.output import print_table
+from gossamer.cli.output import counted, print_json, print_table
 from gossamer.errors import InputError
 from gossamer.topology import build, describe, draw, names
 
@@ -26,16 +26,16 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     if parsed.name is None:
         if parsed.json:
             table = [{"topology": name, "summary": describe(name)} for name in names()]
-            print(json.dumps({"topologies": table}, indent=1))
+            print_json({"topologies": table})
         else:
             print_table("", ["topology", "what it is"], [[name, describe(name)] for name in names()])
         return 0
     rate = _number(parsed.rate, "--rate", float)
-    workers = None if parsed.workers is None else int(_number(parsed.workers, "--workers", int))
+    workers = None if parsed.workers is None else _number(parsed.workers, "--workers", int)
     if workers is None and (parsed.name in names() or parsed.name.partition(":")[0] in names()):
         workers = None if parsed.name.startswith("torus:") else 16
-    nodes = None if parsed.nodes is None else int(_number(parsed.nodes, "--nodes", int))
-    topology = build(parsed.name, workers=workers, seed=int(_number(parsed.seed, "--seed", int)), nodes=nodes)
+    nodes = None if parsed.nodes is None else _number(parsed.nodes, "--nodes", int)
+    topology = build(parsed.name, workers=workers, seed=_number(parsed.seed, "--seed", int), nodes=nodes)
     constants = topology.constants(rate)
     degrees = topology.degrees
     document = {
@@ -54,11 +54,11 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         "rounds_to_consensus": topology.rounds_to_consensus(),
         "note": topology.note,
     }
-    if parsed.plot:
+    if parsed.plot is not None:
         draw(topology, Path(parsed.plot))
         document["plot"] = parsed.plot
     if parsed.json:
-        print(json.dumps(document, indent=1))
+        print_json(document)
         return 0
     exact = document["rounds_to_consensus"]
     rows = [
@@ -71,9 +71,11 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         ["spectral gap", f"{constants.spectral_gap:.4g}", "of the Metropolis–Hastings mixing matrix"],
         ["period", f"{topology.period}", "rounds of its schedule (overlap)"],
         ["contraction", f"{document['contraction']:.3g}", "of the disagreement, per period of the schedule"],
-        ["exact consensus", "never" if exact is None else f"{exact} rounds", "of the schedule, from any start"],
+        ["exact consensus", "never" if exact is None else counted(exact, "round"), "of the schedule, from any start"],
     ]
-    print_table(f"{topology.name}, {topology.workers} workers, rate {rate:g}", ["", "value", "meaning"], rows)
+    print_table(
+        f"{topology.name}, {counted(topology.workers, 'worker')}, rate {rate:g}", ["", "value", "meaning"], rows
+    )
     if topology.note:
         print(f"note: {topology.note}")
     if parsed.plot:
@@ -81,11 +83,12 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     return 0
 
 
-def _number(text: str, flag: str, kind: type) -> float:
+def _number(text: str, flag: str, kind: type) -> Any:
     try:
         number = kind(text)
     except ValueError:
         raise InputError(f"{flag} is {text!r}: expected {'a whole number' if kind is int else 'a number'}") from None
+    least = "0 or more" if flag == "--seed" else "a number above 0"
     if number < 0 or (flag != "--seed" and number == 0) or number != number:
-        raise InputError(f"{flag} is {text}: expected a number above 0")
-    return float(number)
+        raise InputError(f"{flag} is {text}: expected {least}")
+    return number

@@ -9,9 +9,12 @@ It is computed in the coordinates ``(x, z)`` with ``z = x̃ − x`` (``worker.x`
 term cancels out of ``z``, so the optimizer touches only ``x`` and any optimizer works::
 
     advance to now:  c = (1 − e^(−2ηΔ)) / 2 ;  x += c·z ;  z *= 1 − 2c       Δ: time since this worker's last event
-    gradient:        advance ;  Update(x)
+    gradient:        at x advanced to now ;  Update(x)
     exchange:        advance ;  s = x ;  send s, receive s' ;  advance ;
                      x −= ½ (s − s') ;  z −= (α̃ − ½)(s − s')
+
+A gradient does not touch ``z``, so it commutes with advancing: it is evaluated at the advanced parameters, but only an
+exchange writes the advance down, which spares the training one pass over ``x`` and two over ``z`` per step.
 
 Both peers advance *before* they take the snapshot and both use the same difference; exchanging first and advancing
 afterwards makes the difference lopsided and loses about half of the acceleration.
@@ -31,7 +34,9 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-from gossamer.effects import Asking, Pair, Swap, Update
+from torch import Tensor
+
+from gossamer.effects import Asking, Pair, Swap
 from gossamer.methods.gossip import GossipConfig
 from gossamer.methods.method import Method, MethodConfig
 from gossamer.topology import Topology
@@ -49,6 +54,7 @@ class A2CiD2(Method):
     name = "a2cid2"
     summary = "asynchronous gossip accelerated by a continuous momentum; nobody waits (Nabli et al. 2023)"
     Config: ClassVar[type[MethodConfig]] = GossipConfig
+    pairwise = True
 
     def __init__(self, config: GossipConfig, topology: Topology) -> None:
         super().__init__(config, topology)
@@ -56,19 +62,25 @@ class A2CiD2(Method):
         constants = topology.constants(config.rate)
         self.eta, self.alpha_tilde = constants.eta, constants.alpha_tilde
 
+    def drifted(self, worker: Worker) -> float:
+        """The share of ``z`` that has flowed into ``x`` since the worker was last advanced."""
+        now = worker.time
+        return drift(self.eta, now - worker.scalars.setdefault("advanced_to", now))
+
     def advance(self, worker: Worker) -> None:
         """Let the momentum act up to now."""
-        now = worker.time
-        c = drift(self.eta, now - worker.scalars.get("advanced_to", now))
-        worker.scalars["advanced_to"] = now
+        c = self.drifted(worker)
+        worker.scalars["advanced_to"] = worker.time
         if c > 0.0:
             z = worker.vector("z")
             worker.x.add_(z, alpha=c)
             z.mul_(1.0 - 2.0 * c)
 
-    def step(self, worker: Worker) -> Asking:
-        self.advance(worker)
-        yield Update()
+    def point(self, worker: Worker, out: Tensor) -> None:
+        out.copy_(worker.x)
+        c = self.drifted(worker)
+        if c > 0.0:
+            out.add_(worker.vector("z"), alpha=c)
 
     def background(self, worker: Worker) -> Asking:
         beyond = self.alpha_tilde - 0.5

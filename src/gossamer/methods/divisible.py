@@ -15,13 +15,15 @@ overlapped with several steps of compute, and is merged at an agreed step. In sy
       D steps later:  B = mean A ;  A_i = 0 ;  v = β2^H v + (1−β2^H) mean(P)² ;  w = β2^H w + (1−β2^H)
       otherwise       B = 0
       m = β1 m + (1−β1)(F + B)
-      x −= lr · (m/(1−β1^t)) / (√(v/w) + ε)                  after x *= 1 − lr·wd (decoupled weight decay)
+      x −= lr · clip((m/(1−β1^t)) / (√(v/w) + ε), ±c)        after x *= 1 − lr·wd (decoupled weight decay)
     λ = auto: at each merge  q = n‖B‖²/Σ_i‖A_i‖² ;  λ ← ½λ + ½·clamp((n·q − 1)/(n − 1), 0, 1)
 
 The first ``warmup`` steps are dense: gradients averaged exactly, v fed every step. ``y_i`` guesses the update that the
 undelivered gradient will cause from the worker's own part of it, and λ measures how much of that part all workers have
 in common. v is fed by averaged, uncompressed gradients only: compressed ones would distort the step size. Merging at
-an agreed step, not "when it has arrived", keeps the replicas alike to the bit.
+an agreed step, not "when it has arrived", keeps the replicas alike to the bit. v sees one gradient in H, and F may hold
+what v has never seen (a unit that was silent then; a compressor's noise): c bounds the step where v is as good as zero.
+Adam's own steps stay below 7.3 with the usual betas, so c = 15 leaves them alone.
 
 The learning rate, betas, ε and weight decay are those of the optimizer (Adam or AdamW), which is not stepped itself.
 
@@ -61,7 +63,7 @@ class DivisibleConfig(MethodConfig):
     compressor: str = option("topk", "how the foreground message is compressed", choices=compress.names())
     ratio: float = option(128.0, "how many times smaller the foreground message is (R)", least=1)
     lookahead: float = option(-1.0, "share λ of the undelivered gradient that is looked ahead; -1: measured", most=1)
-    clip: float = option(15.0, "bound c on each coordinate of the look-ahead, in steps", above=0)
+    clip: float = option(15.0, "bound c on each coordinate of a step and of the look-ahead, in learning rates", above=0)
     warmup: int = option(10, "dense steps at the start", least=0)
 
     def __post_init__(self) -> None:
@@ -82,6 +84,7 @@ class Divisible(Method):
     Config: ClassVar[type[MethodConfig]] = DivisibleConfig
     lockstep = True
     shared = ("m", "v", "w", "lookahead", "merge_at", "background")
+    shared_vectors = ("m", "v")
     preferred_optimizer = "adam"
 
     def __init__(self, config: DivisibleConfig, topology: Topology) -> None:
@@ -99,14 +102,15 @@ class Divisible(Method):
         if not isinstance(optimizer, torch.optim.AdamW) and any(g["weight_decay"] for g in optimizer.param_groups):
             raise InputError("divisible decays weights apart from the gradient: take --optimizer adamw")
 
-    def point(self, worker: Worker) -> Tensor:
+    def point(self, worker: Worker, out: Tensor) -> None:
         share = self.lookahead(worker)
         if share == 0.0 or worker.scalars.get("w", 0.0) == 0.0:
-            return worker.x
+            out.copy_(worker.x)
+            return
         undelivered = worker.vector("undelivered")
         ahead = undelivered + worker.vector("flying", 2 * len(undelivered) + 1)[: len(undelivered)]
         ahead.div_(self.scale(worker)).clamp_(-self.config.clip, self.config.clip)
-        return ahead.mul_(worker.setting("lr")).mul_(-share).add_(worker.x)
+        out.copy_(ahead.mul_(-share * worker.setting("lr")).add_(worker.x))
 
     def lookahead(self, worker: Worker) -> float:
         """λ now."""
@@ -150,7 +154,8 @@ class Divisible(Method):
 
     def merge(self, worker: Worker) -> Generator[Effect, Any, Tensor]:
         """Take what was under way: feeds v, measures λ, and returns B."""
-        mean = yield Wait(worker.tickets.pop("background"))
+        mean = yield Wait(worker.tickets["background"])
+        worker.tickets.pop("background", None)
         size = len(mean) // 2
         worker.vector("flying", len(mean))[:size].zero_()
         late, gradient, energy = mean[:size], mean[size:-1], float(mean[-1])
@@ -175,19 +180,30 @@ class Divisible(Method):
         m, x = worker.vector("m"), worker.x
         m.mul_(beta1).add_(arrived, alpha=1 - beta1)
         x.mul_(1 - lr * decay)
-        update = (m / self.scale(worker)).mul_(lr / (1 - beta1 ** (worker.step + 1)))
-        x.sub_(update)
+        update = (m / self.scale(worker)).div_(1 - beta1 ** (worker.step + 1))
+        x.sub_(update.clamp_(-self.config.clip, self.config.clip).mul_(lr))
+
+    def regrouped(self, worker: Worker) -> None:
+        """What was in flight is undelivered again."""
+        undelivered = worker.vector("undelivered")
+        flying = worker.vector("flying", 2 * len(undelivered) + 1)
+        undelivered.add_(flying[: len(undelivered)])
+        flying.zero_()
+        worker.scalars.pop("merge_at", None)
+        super().regrouped(worker)
 
     def finish(self, worker: Worker) -> Asking:
         """Drain: what is in flight and what is undelivered is averaged and applied in one last step."""
         if worker.step <= self.config.warmup:
             return
         undelivered = worker.vector("undelivered")
-        rest = (yield Mean(undelivered, round=worker.step, topic="foreground")).clone()
+        rest = (yield Mean(undelivered, round=worker.step, topic="drain")).clone()
         undelivered.zero_()
         if "background" in worker.tickets:
             rest.add_((yield from self.merge(worker)))
-        self.adam(worker, rest)
+        # With nothing left a step would only repeat the momentum; the rest is alike on all workers, so all agree.
+        if rest.any():
+            self.adam(worker, rest)
 
 
 def common(share: float, workers: int) -> float:

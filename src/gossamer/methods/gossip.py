@@ -40,6 +40,7 @@ class Gossip(Method):
     name = "gossip"
     summary = "asynchronous pairwise averaging with neighbours; nobody waits (A²CiD² without its momentum)"
     Config: ClassVar[type[MethodConfig]] = GossipConfig
+    pairwise = True
 
     def __init__(self, config: GossipConfig, topology: Topology) -> None:
         super().__init__(config, topology)

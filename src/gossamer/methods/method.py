@@ -35,6 +35,10 @@ class Method:
     """Workers wait for each other within a step, so all make the same number of steps."""
     shared: ClassVar[tuple[str, ...]] = ()
     """Names of the vectors, scalars and tickets that are alike on all workers: a worker that joins takes them over."""
+    shared_vectors: ClassVar[tuple[str, ...]] = ()
+    """Which of those are vectors as long as the parameters."""
+    pairwise: ClassVar[bool] = False
+    """Workers exchange in pairs; the others' methods meet in groups."""
     preferred_optimizer: ClassVar[str] = ""
     """The optimizer to take when the user names none; empty: whatever suits the task."""
 
@@ -44,9 +48,9 @@ class Method:
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise ``InputError`` if the method cannot work with this optimizer."""
 
-    def point(self, worker: Worker) -> Tensor:
-        """Where the next gradient is evaluated."""
-        return worker.x
+    def point(self, worker: Worker, out: Tensor) -> None:
+        """Write into ``out`` where the next gradient is evaluated."""
+        out.copy_(worker.x)
 
     def step(self, worker: Worker) -> Asking:
         """In the foreground, once per local gradient."""
@@ -55,6 +59,10 @@ class Method:
     def background(self, worker: Worker) -> Asking:
         """Beside the training, for as long as it lasts."""
         yield from ()
+
+    def regrouped(self, worker: Worker) -> None:
+        """The group was rebuilt, and all members are at the same step: drop what was under way among the old ones."""
+        worker.tickets.clear()
 
     def finish(self, worker: Worker) -> Asking:
         """Once, after the last step: apply what is still under way."""

@@ -63,9 +63,11 @@ class Overlap(Method):
 
     def merge(self, worker: Worker) -> Asking:
         """Wait for the averaging under way, if there is one, and move to it."""
-        ticket = worker.tickets.pop("mix", None)
+        ticket = worker.tickets.get("mix")
         if ticket is not None:
             mean = yield Wait(ticket)
+            # Not before: a step that is broken off while it waits leaves the ticket to ``finish``.
+            worker.tickets.pop("mix", None)
             worker.x.lerp_(mean, worker.scalars["strength"])
 
     def finish(self, worker: Worker) -> Asking:

@@ -12,8 +12,8 @@ from gossamer.tasks.task import Task, TaskConfig
 
 
 def mlp() -> nn.Module:
-    """17,226 parameters in three matrices: small, so that hundreds of workers batch well."""
-    return nn.Sequential(nn.Flatten(), nn.Linear(64, 128), nn.ReLU(), nn.Linear(128, 64), nn.ReLU(), nn.Linear(64, 10))
+    """5,018 parameters in three matrices: small, so that hundreds of workers batch well."""
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 48), nn.ReLU(), nn.Linear(48, 32), nn.ReLU(), nn.Linear(32, 10))
 
 
 def conv() -> nn.Module:
@@ -46,7 +46,7 @@ def digits(workers: int, seed: int, config: TaskConfig) -> Task:
     x_train, x_test, y_train, y_test = train_test_split(
         pixels.reshape(-1, 1, 8, 8) / 16, classes, test_size=0.2, stratify=classes, random_state=0
     )
-    # Around the mean image the first hundred steps get further than around zero: 97% against 95%.
+    # Around the mean image the first hundred steps get further than around zero.
     mean_image, deviation = x_train.mean(0), x_train.std()
 
     def scaled(images: np.ndarray) -> torch.Tensor:

@@ -85,11 +85,14 @@ def deal_dirichlet(classes: list[np.ndarray], alpha: float, workers: int, rng: n
 class Batches:
     """The mini-batches of one worker, the same in every world.
 
-    The worker goes through its samples in epochs, each a fresh permutation drawn from (seed, rank, epoch).
-    A batch that reaches the end of an epoch goes on in the next, so every batch is exactly `batch` long, and
-    a worker with fewer samples than that sees some of them several times in one batch. Any mini-batch can be
-    asked for at any time, which is what resuming a run needs.
+    The worker goes through its samples in epochs, each a fresh permutation. A batch that reaches the end of an epoch
+    goes on in the next, so every batch is exactly `batch` long, and a worker with fewer samples than that sees some of
+    them several times in one batch. Any mini-batch can be asked for at any time, which is what resuming a run needs:
+    the epochs are drawn from (seed, rank, block), several short ones at a time.
     """
+
+    # Samples drawn at a time, at least: starting a random stream takes as long as shuffling a thousand samples.
+    BLOCK = 1024
 
     def __init__(self, indices: np.ndarray, batch: int, seed: int, rank: int) -> None:
         if batch < 1:
@@ -101,25 +104,24 @@ class Batches:
         self.seed = seed
         self.rank = rank
         self.steps_per_epoch = len(indices) / batch
-        self._epoch = -1
+        self._epochs_per_block = math.ceil(self.BLOCK / len(indices))
+        self._block = -1
         self._order = indices
 
     def take(self, step: int) -> np.ndarray:
         """The sample indices of mini-batch number `step`, counted from 0."""
-        num_samples = len(self.indices)
-        position = step * self.batch
-        stop = position + self.batch
-        pieces = []
-        while position < stop:
-            epoch, offset = divmod(position, num_samples)
-            piece = self._permutation(epoch)[offset : offset + stop - position]
-            pieces.append(piece)
-            position += len(piece)
-        return np.concatenate(pieces)
+        block, offset = divmod(step * self.batch, self._epochs_per_block * len(self.indices))
+        batch = self._samples(block)[offset : offset + self.batch]
+        while len(batch) < self.batch:
+            block += 1
+            batch = np.concatenate([batch, self._samples(block)[: self.batch - len(batch)]])
+        return batch
 
-    def _permutation(self, epoch: int) -> np.ndarray:
-        # One sample has one order; drawing it anew at every step would cost more than the step.
-        if epoch != self._epoch and len(self.indices) > 1:
-            self._order = stream(self.seed, "batches", self.rank, epoch).permutation(self.indices)
-            self._epoch = epoch
+    def _samples(self, block: int) -> np.ndarray:
+        """The samples in the order in which the epochs of this block go through them."""
+        if block != self._block:
+            epochs = np.tile(self.indices, (self._epochs_per_block, 1))
+            if len(self.indices) > 1:
+                epochs = stream(self.seed, "batches", self.rank, block).permuted(epochs, axis=1)
+            self._order, self._block = epochs.ravel(), block
         return self._order

@@ -18,13 +18,14 @@ from gossamer.effects import Gather, Mean, Pair, Start, Steps, Swap, Ticket, Upd
 from gossamer.methods import Method
 from gossamer.seeds import stream
 from gossamer.topology import Topology
+from gossamer.virtual.buckets import GATHER_BYTES, Bucket, Matrix
 from gossamer.virtual.clock import Clock, Hardware, Ideal
 from gossamer.virtual.events import ARRIVE, BEGIN, END, LOOK, Events
 from gossamer.virtual.gradients import Evaluator
 from gossamer.virtual.hardware import HardwareConfig, parse_ranked
 from gossamer.virtual.meeting import Meeting, Meetings
 from gossamer.virtual.pairing import ReadyPairing, SpikePairing
-from gossamer.virtual.rows import Matrix, Row, Tape, dense
+from gossamer.virtual.rows import Row, Tape, dense
 from gossamer.virtual.updates import MakeOptimizer, OneByOne, Updates, batched
 from gossamer.virtual.worker import Strand, VirtualWorker
 
@@ -203,7 +204,7 @@ class Cluster:
     def _take_gradient(self, worker: VirtualWorker, time: float) -> None:
         """Let the worker's gradient be that at its parameters now."""
         if self.evaluator.task.gradients:
-            worker.gradient.copy_(self.method.point(worker))
+            self.method.point(worker, worker.gradient)
             self.tape.gradient(worker.gradient, (worker.batches, time))
         worker.batches += 1
 
@@ -212,29 +213,10 @@ class Cluster:
         if not worker.alive or worker.turn != turn or self._ending:
             return
         worker.compute_time += took
-        worker.idle_since = now
-        self._run(worker, "step", self._step(worker))
-
-    def _step(self, worker: VirtualWorker) -> Any:
         if self.clock.instant:
-            # A method may move the parameters up to this moment (A²CiD² advances them); its gradient is taken after
-            # that, where its update is made.
-            yield from self._late_gradient(worker)
-        else:
-            yield from self.method.step(worker)
-
-    def _late_gradient(self, worker: VirtualWorker) -> Any:
-        asking = self.method.step(worker)
-        answer, taken = None, False
-        while True:
-            try:
-                effect = asking.send(answer)
-            except StopIteration:
-                return
-            if not taken:
-                self._take_gradient(worker, self.events.now)
-                taken = True
-            answer = yield effect
+            self._take_gradient(worker, now)
+        worker.idle_since = now
+        self._run(worker, "step", self.method.step(worker))
 
     def _stepped(self, worker: VirtualWorker) -> None:
         """The method's step is over."""
@@ -245,22 +227,22 @@ class Cluster:
         worker.step += 1
         worker.made += 1
         self.total_made += 1
-        due = [strand for step, strand in worker.sleeping if step <= worker.step]
-        if due:
+        if worker.sleeping:
+            due = [strand for step, strand in worker.sleeping if step <= worker.step]
             worker.sleeping = [pair for pair in worker.sleeping if pair[0] > worker.step]
             for strand in due:
                 self._resume(strand, None)
-        for joiner, peer in self.joining:
-            if peer is worker and not joiner.alive:
-                self._take_over(joiner, peer)
-        self.joining = [pair for pair in self.joining if pair[1] is not worker]
+        if self.joining:
+            for joiner, peer in self.joining:
+                if peer is worker and not joiner.alive:
+                    self._take_over(joiner, peer)
+            self.joining = [pair for pair in self.joining if pair[1] is not worker]
         self._next_gradient(worker)
 
-    def _run_gradients(self, matrix: Matrix, entries: list[tuple[int, Any]]) -> None:
-        ranks = [rank for rank, _ in entries]
-        losses = self.evaluator.gradients(matrix.data, ranks, [batch for _, (batch, _) in entries])
-        self.losses.append(losses)
-        self._jobs += [(rank, batch, time) for rank, (batch, time) in entries]
+    def _run_gradients(self, bucket: Bucket) -> None:
+        ranks, batches = bucket.rows, [batch for batch, _ in bucket.others]
+        self.losses.append(self.evaluator.gradients(bucket.target.data, ranks, bucket.index, batches))
+        self._jobs += [(rank, batch, time) for rank, (batch, time) in zip(ranks, bucket.others, strict=True)]
 
     def take_losses(self) -> float | None:
         """The mean training loss since this was last asked; raises ``Diverged`` if one was not finite."""
@@ -411,11 +393,18 @@ class Cluster:
     def alive(self) -> list[int]:
         return [worker.rank for worker in self.workers if worker.alive]
 
+    def observed(self) -> list[int]:
+        """The workers whose models count: those alive, or, when none is left, what all of them had."""
+        return self.alive() or list(range(self.num_workers))
+
     def consensus(self) -> float:
         """sqrt(mean_i ‖x_i − x̄‖²) over the workers alive."""
-        rows, mean, ranks = self.rows(), self.mean_model(), self.alive()
-        total = sum(float((rows[rank] - mean).square_().sum(dtype=torch.float64)) for rank in ranks)
-        return math.sqrt(total / len(ranks))
+        rows, mean, ranks = self.rows(), self.mean_model(), self.observed()
+        total = torch.zeros((), dtype=torch.float64, device=rows.device)
+        chunk = max(1, GATHER_BYTES // max(1, 2 * mean.nbytes)) if not self.parameters.wide else 1
+        for at in range(0, len(ranks), chunk):
+            total += (rows[ranks[at : at + chunk]] - mean).square_().sum(dtype=torch.float64)
+        return math.sqrt(float(total) / len(ranks))
 
     def rows(self) -> Tensor:
         """All workers' parameters, one row each."""
@@ -424,7 +413,7 @@ class Cluster:
 
     def mean_model(self) -> Tensor:
         """The mean of the parameters of the workers alive."""
-        rows, ranks = self.rows(), self.alive()
+        rows, ranks = self.rows(), self.observed()
         if len(ranks) == len(rows):
             return rows.mean(0)
         total = rows[ranks[0]].clone()
@@ -441,7 +430,7 @@ class Cluster:
 
     def mean_buffers(self) -> Tensor:
         """The mean of the buffers of the workers alive."""
-        return self.evaluator.buffers[self.alive()].mean(0)
+        return self.evaluator.buffers[self.observed()].mean(0)
 
     # Running
 

@@ -1,8 +1,8 @@
 """Losses, gradients and scores of many workers' models at once.
 
-Three ways to do it, with the same result up to rounding:
+Three ways to do it (``ways``), with the same result up to rounding:
 
-``batched``   one ``vmap`` over workers: the fastest for small models, on CPU and GPU;
+``batched``   one ``vmap`` over workers, on CUDA as a captured graph: the fastest for small models, on CPU and GPU;
 ``graph``     on CUDA, one captured graph into whose static parameters a worker's row is copied: for models that do not
               batch well but whose launches cost more than their arithmetic (ResNet-18);
 ``loop``      one worker after the other, plainly: for large models on CPU, and for models that the others cannot take.
@@ -21,6 +21,7 @@ from gossamer.errors import InputError
 from gossamer.flat import Flat
 from gossamer.seeds import stream
 from gossamer.tasks import Batches, Task
+from gossamer.virtual.ways import Batched, BatchedGraphs, Single, SingleGraph, Way
 
 WAYS = ("auto", "batched", "graph", "loop")
 
@@ -61,76 +62,61 @@ class Evaluator:
         self.buffers = start.repeat(len(batches), 1)
         """Floating-point buffers, one row per worker: kept local, averaged for evaluation."""
         self.counters = {name: buffer for name, buffer in named.items() if not buffer.is_floating_point()}
-        self._captured: _Captured | None = None
+        self.chunk = self._chunk()
+        """How many workers are evaluated together."""
+        self._compute: Way | None = None
+
+    def _chunk(self) -> int:
+        if self.way != "batched":
+            return 1
+        sample = self.train[0][0].numel() * 8 * (self.batches[0].batch if self.batches else 1)
+        row = self.flat.size * torch.finfo(self.flat.dtype).bits // 8
+        return max(1, CHUNK_BYTES // (3 * row + sample))
 
     def start(self) -> Tensor:
         """The model's own parameters as one vector."""
         out = torch.empty(self.flat.size, dtype=self.flat.dtype, device=self.device)
         return self.flat.pack(dict(self.model.named_parameters()), out)
 
-    def gradients(self, points: Tensor, ranks: list[int], steps: list[int]) -> Tensor:
-        """Replace rows ``ranks`` of ``points`` by the gradients there, for mini-batch ``steps``; returns the losses."""
-        chunk = self.chunk(points)
-        losses = [
-            self._chunk(points, ranks[at : at + chunk], steps[at : at + chunk]) for at in range(0, len(ranks), chunk)
-        ]
+    def gradients(self, points: Tensor, ranks: list[int], index: Tensor, steps: list[int]) -> Tensor:
+        """Replace rows ``ranks`` of ``points`` by the gradients there, for mini-batch ``steps``; returns the losses.
+
+        ``index`` is ``ranks`` on the device; if these are all rows, they are in order.
+        """
+        if self._compute is None:
+            self._compute = self._make_way(points)
+        losses = []
+        for at in range(0, len(ranks), self.chunk):
+            some = slice(at, at + self.chunk)
+            inputs, targets = self._mini_batches(ranks[some], steps[some])
+            self.model.train()
+            losses.append(self._compute(points, self.buffers, ranks[some], index[some], inputs, targets))
         return torch.cat(losses)
 
-    def chunk(self, points: Tensor) -> int:
-        """How many workers are evaluated together."""
-        if self.way != "batched":
-            return 1
-        sample = self.train[0][0].numel() * 8 * (self.batches[0].batch if self.batches else 1)
-        return max(1, CHUNK_BYTES // (3 * points.shape[1] * points.element_size() + sample))
-
-    def _chunk(self, points: Tensor, ranks: list[int], steps: list[int]) -> Tensor:
-        inputs, targets = self._mini_batches(ranks, steps)
-        self.model.train()
+    def _make_way(self, points: Tensor) -> Way:
         if self.way == "batched":
-            whole = ranks == list(range(len(points)))
-            index = torch.as_tensor(ranks, device=self.device)
-            rows = points if whole else points[index]
-            buffers = self.buffers if whole else self.buffers[index]
-            with torch.enable_grad():
-                rows = rows.detach().requires_grad_()
-                losses = vmap(self._loss, randomness="different")(rows, buffers, inputs, targets)
-                (gradients,) = torch.autograd.grad(losses.sum(), rows)
-            if whole:
-                points.copy_(gradients)
-            else:
-                points.index_copy_(0, index, gradients)
-                if self.buffer_flat.size:
-                    self.buffers.index_copy_(0, index, buffers)
-            return losses.detach()
-        (rank,) = ranks
-        if self.way == "graph" and self._captured is None:
-            self._captured = _Captured(self, inputs[0], targets[0])
-        run = self._captured if self._captured is not None else self._plain
-        return run(points[rank], self.buffers[rank], inputs[0], targets[0])[None]
+            batched = Batched(self._loss, self.flat, self.buffer_flat)
+            most = min(self.chunk, len(points))
+            return BatchedGraphs(batched, most) if self.device.type == "cuda" else batched
+        single = Single(self.task, self.model, self.flat, self.buffer_flat, self.device)
+        return SingleGraph(single) if self.way == "graph" else single
 
-    def _plain(self, row: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        with torch.enable_grad():
-            point = row.detach().clone().requires_grad_()
-            loss = self._loss(point, buffers, inputs, targets)
-            (gradient,) = torch.autograd.grad(loss, point)
-        row.copy_(gradient)
-        return loss.detach()
+    def _loss(
+        self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor
+    ) -> Tensor:
+        return self.task.loss(self._outputs(parameters, buffers, inputs), targets)
 
-    def _loss(self, row: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        return self.task.loss(self._outputs(row, buffers, inputs), targets)
-
-    def _outputs(self, row: Tensor, buffers: Tensor, inputs: Tensor) -> Tensor:
+    def _outputs(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor) -> Tensor:
         if self.task.prepare is not None:
             inputs = self.task.prepare(inputs)
-        # Batch norm writes its running statistics into these views, that is, into the worker's row of buffers.
-        named = self.flat.views(row) | self.buffer_flat.views(buffers)
-        named |= {name: counter.clone() for name, counter in self.counters.items()}
+        named = parameters | buffers | {name: counter.clone() for name, counter in self.counters.items()}
         return functional_call(self.model, named, (inputs,))
 
     def _mini_batches(self, ranks: list[int], steps: list[int]) -> tuple[Tensor, Tensor]:
         samples = np.stack([self.batches[rank].take(step) for rank, step in zip(ranks, steps, strict=True)])
-        index = torch.from_numpy(samples).to(self.device)
-        inputs, targets = (part[index.flatten()].unflatten(0, index.shape) for part in self.train)
+        # Not blocking: the CPU goes on while the GPU is busy. The copy has left the array when the call returns.
+        index = torch.from_numpy(samples).to(self.device, non_blocking=True)
+        inputs, targets = (part.index_select(0, index.flatten()).unflatten(0, index.shape) for part in self.train)
         if self.task.augment is not None:
             augmented = [
                 self.task.augment(batch, stream(self.seed, "augment", rank, step))
@@ -162,59 +148,14 @@ class Evaluator:
         for at in range(0, samples, piece):
             x, y = inputs[at : at + piece], targets[at : at + piece]
             if self.way == "batched":
-                outputs = vmap(self._outputs, in_dims=(0, 0, None))(rows, buffers, x)
+                named = self.flat.views(rows), self.buffer_flat.views(buffers)
+                outputs = vmap(self._outputs, in_dims=(0, 0, None))(*named, x)
             else:
-                outputs = torch.stack([self._outputs(row, own, x) for row, own in zip(rows, buffers, strict=True)])
+                models = zip(rows, buffers, strict=True)
+                views = self.flat.views, self.buffer_flat.views
+                outputs = torch.stack([self._outputs(views[0](row), views[1](own), x) for row, own in models])
             share = len(x) / samples
             loss += share * vmap(self.task.loss, in_dims=(0, None))(outputs, y)
             if self.task.correct is not None:
                 correct += share * vmap(self.task.correct, in_dims=(0, None))(outputs, y)
         return loss, correct
-
-
-class _Captured:
-    """One gradient as a captured CUDA graph: parameters, buffers and data are copied into its static inputs."""
-
-    def __init__(self, evaluator: Evaluator, inputs: Tensor, targets: Tensor) -> None:
-        self.inputs, self.targets = inputs.clone(), targets.clone()
-        self.buffers = evaluator.buffers[0].clone()
-        self.model = evaluator.model
-        self.flat, device = evaluator.flat, evaluator.device
-        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
-        self.point = torch.zeros(self.flat.size, dtype=self.flat.dtype, device=device)
-        self.gradient = torch.zeros_like(self.point)
-        named = self.flat.views(self.point)
-        leaves = {name: view.detach().requires_grad_() for name, view in named.items()}
-        if any(leaf.dtype != self.flat.dtype for leaf in leaves.values()):
-            raise InputError("--gradients graph needs parameters of one dtype: take loop")
-        buffer_views = evaluator.buffer_flat.views(self.buffers)
-        counters = {name: counter.clone() for name, counter in evaluator.counters.items()}
-
-        def once() -> Tensor:
-            data = evaluator.task.prepare(self.inputs) if evaluator.task.prepare is not None else self.inputs
-            output = functional_call(self.model, leaves | buffer_views | counters, (data,))
-            loss = evaluator.task.loss(output, self.targets)
-            gradients = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True, materialize_grads=True)
-            for part, gradient in zip(self.flat.parts, gradients, strict=True):
-                part.view(self.gradient).copy_(gradient)
-            return loss.detach()
-
-        side = torch.cuda.Stream(device)
-        side.wait_stream(torch.cuda.current_stream(device))
-        with torch.cuda.stream(side), torch.enable_grad():
-            for _ in range(3):
-                once()
-        torch.cuda.current_stream(device).wait_stream(side)
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.enable_grad(), torch.cuda.graph(self.graph):
-            self.loss = once()
-
-    def __call__(self, row: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        self.point.copy_(row)
-        self.buffers.copy_(buffers)
-        self.inputs.copy_(inputs)
-        self.targets.copy_(targets)
-        self.graph.replay()
-        row.copy_(self.gradient)
-        buffers.copy_(self.buffers)
-        return self.loss.clone()

@@ -32,9 +32,11 @@ class Meeting:
         )
 
     def add(self, worker: VirtualWorker, effect: Mean | Gather, answer: Answer) -> None:
+        # One that joined takes over how far its peer was, so it may come without being waited for.
+        expected = worker.rank not in self.came and worker.contributed.get(self.topic, -1) < self.round
         self.came[worker.rank] = (worker, effect, answer)
         worker.contributed[self.topic] = self.round
-        self.missing -= 1
+        self.missing -= expected
 
     def leave(self, rank: int) -> None:
         """A worker died: what it brought does not count, and it is not waited for."""

@@ -65,7 +65,10 @@ class ReadyPairing:
         self.waiting: dict[int, Strand] = {}
         """Ready workers, the longest-waiting first."""
         self.due: dict[int, float] = {}
-        self._neighbours: dict[int, frozenset[int]] = {}
+        self._since: dict[int, int] = {}
+        self._num_waits = 0
+        self._neighbours: dict[int, tuple[int, ...]] = {}
+        self._complete = topology.num_edges == topology.workers * (topology.workers - 1) // 2
         self.stopped = False
 
     def stop(self) -> None:
@@ -88,15 +91,20 @@ class ReadyPairing:
         if strand.over or self.stopped:
             return
         rank = strand.worker.rank
-        found = next((other for other in self.waiting if self._joined(rank, other)), None)
+        found = self._partner(rank)
         if found is None:
             self.waiting[rank] = strand
+            self._num_waits += 1
+            self._since[rank] = self._num_waits
         else:
             self.meet(self.waiting.pop(found), strand)
 
-    def _joined(self, a: int, b: int) -> bool:
-        if self.topology.num_edges == self.topology.workers * (self.topology.workers - 1) // 2:
-            return True
-        if a not in self._neighbours:
-            self._neighbours[a] = frozenset(self.topology.neighbours(a))
-        return b in self._neighbours[a]
+    def _partner(self, rank: int) -> int | None:
+        """The neighbour that has waited longest."""
+        if self._complete:
+            return next(iter(self.waiting), None)
+        neighbours = self._neighbours.get(rank)
+        if neighbours is None:
+            neighbours = self._neighbours[rank] = tuple(self.topology.neighbours(rank))
+        ready = [other for other in neighbours if other in self.waiting]
+        return min(ready, key=self._since.__getitem__) if ready else None

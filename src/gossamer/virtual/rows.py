@@ -19,34 +19,16 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
+
+from gossamer.virtual.buckets import ADD, COPY, GRADIENT, LERP, MEAN, SCALE, UPDATE, Bucket, Matrix, load
 
 WAVE = 1 << 20
 """Levels between two waves of gradients."""
 
-WIDE_BYTES = 1 << 20
-"""Rows at least this long are worked on one by one, in place: gathering them would cost more than it saves."""
-
 PENDING_LIMIT = 1 << 16
 """Operations written down before they are executed whether somebody looks or not."""
-
-COPY, ADD, SCALE, LERP, MEAN, GRADIENT, UPDATE = range(7)
-
-
-class Matrix:
-    """Vectors of one kind, one row per worker, and the levels of each row."""
-
-    def __init__(self, key: int, num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
-        self.key = key
-        self.data = torch.zeros(num_rows, width, dtype=dtype, device=device)
-        self.written = [0] * num_rows
-        self.read = [0] * num_rows
-
-    @property
-    def wide(self) -> bool:
-        return self.data.shape[1] * self.data.element_size() >= WIDE_BYTES
 
 
 class Row:
@@ -162,21 +144,17 @@ class Tape:
 
     def __init__(self, num_workers: int, dtype: torch.dtype, device: torch.device) -> None:
         self.num_workers, self.dtype, self.device = num_workers, dtype, device
-        self.run_gradients: Callable[[Matrix, list[tuple[int, Any]]], None] | None = None
-        self.run_updates: Callable[[list[int], Tensor, list[float]], None] | None = None
-        self._matrices = 0
+        self.run_gradients: Callable[[Bucket], None] | None = None
+        self.run_updates: Callable[[Bucket], None] | None = None
+        self._matrices: list[Matrix] = []
         self._pools: dict[int, tuple[Matrix, deque[int]]] = {}
-        self._pending: dict[tuple[int, int, int, int], tuple[int, Matrix, Matrix, list[Any]]] = {}
+        self._pending: dict[tuple[int, int, int, int], Bucket] = {}
         self._num_pending = 0
-        self._touched: list[Matrix] = []
 
-    def matrix(self, width: int, num_rows: int | None = None) -> Matrix:
+    def matrix(self, width: int) -> Matrix:
         """A new matrix of zeros, one row per worker."""
-        made = Matrix(
-            self._matrices, self.num_workers if num_rows is None else num_rows, width, self.dtype, self.device
-        )
-        self._matrices += 1
-        self._touched.append(made)
+        made = Matrix(len(self._matrices), self.num_workers, width, self.dtype, self.device)
+        self._matrices.append(made)
         return made
 
     def temporary(self, width: int) -> Temporary:
@@ -187,10 +165,11 @@ class Tape:
         if not free:
             self.flush()
             size = len(pool.data)
-            pool.data = torch.cat([pool.data, torch.empty_like(pool.data)])
-            pool.written += [0] * size
-            pool.read += [0] * size
-            free.extend(range(size, 2 * size))
+            # Long rows are too many bytes to keep in reserve.
+            more = max(1, size // 8) if pool.wide else size
+            pool.data = torch.cat([pool.data, pool.data.new_empty(more, width)])
+            pool.forget()
+            free.extend(range(size, size + more))
         return Temporary(self, pool, free.popleft())
 
     def give_back(self, matrix: Matrix, index: int) -> None:
@@ -209,7 +188,7 @@ class Tape:
         y.written[i] = level
         if v.read[j] < level:
             v.read[j] = level
-        self._note(level, kind, y, v, (i, j, number))
+        self._note(level, kind, y, v, i, j, number)
         return True
 
     def scale(self, target: Row, factor: float) -> None:
@@ -220,27 +199,26 @@ class Tape:
         y, i = target.matrix, target.index
         level = max(y.written[i], y.read[i]) + 1
         y.written[i] = level
-        self._note(level, SCALE, y, y, (i, i, factor))
+        self._note(level, SCALE, y, y, i, i, factor)
 
     def mean(self, rows: list[Any]) -> Any:
         """The mean of ``rows``: later, if they are rows of one matrix, else at once."""
         first = rows[0]
         if len(rows) == 1:
-            return first
+            return first.clone()
         if not isinstance(first, Row) or any(row.own is not None or row.matrix is not first.matrix for row in rows):
             total = dense(first).clone()
             for row in rows[1:]:
                 total += dense(row)
             return total.div_(len(rows))
         out = self.temporary(len(first))
-        v = first.matrix
-        level = max(out.matrix.written[out.index], out.matrix.read[out.index])
-        level = max(level, *(v.written[row.index] for row in rows)) + 1
-        out.matrix.written[out.index] = level
-        for row in rows:
-            if v.read[row.index] < level:
-                v.read[row.index] = level
-        self._note(level, MEAN, out.matrix, v, (out.index, [row.index for row in rows]))
+        y, i, v, members = out.matrix, out.index, first.matrix, [row.index for row in rows]
+        level = max(y.written[i], y.read[i], max(v.written[j] for j in members)) + 1
+        y.written[i] = level
+        for j in members:
+            if v.read[j] < level:
+                v.read[j] = level
+        self._note(level, MEAN, y, v, i, members, 0.0)
         return out
 
     def gradient(self, row: Row, job: Any) -> None:
@@ -248,23 +226,25 @@ class Tape:
         g, i = row.matrix, row.index
         level = (max(g.written[i], g.read[i]) // WAVE + 1) * WAVE
         g.written[i] = level
-        self._note(level, GRADIENT, g, g, (i, job))
+        self._note(level, GRADIENT, g, g, i, job, 0.0)
 
     def update(self, row: Row, gradient: Row, lr: float) -> None:
         """Write down one optimizer step on ``row`` with ``gradient``."""
         x, i, g = row.matrix, row.index, gradient.matrix
         level = max(x.written[i], x.read[i], g.written[i]) + 1
         x.written[i] = level
-        g.read[i] = max(g.read[i], level)
-        self._note(level, UPDATE, x, g, (i, lr))
+        if g.read[i] < level:
+            g.read[i] = level
+        self._note(level, UPDATE, x, g, i, i, lr)
 
-    def _note(self, level: int, kind: int, y: Matrix, v: Matrix, entry: Any) -> None:
+    def _note(self, level: int, kind: int, y: Matrix, v: Matrix, i: int, other: Any, number: float) -> None:
         key = (level, kind, y.key, v.key)
-        found = self._pending.get(key)
-        if found is None:
-            self._pending[key] = (kind, y, v, [entry])
-        else:
-            found[3].append(entry)
+        bucket = self._pending.get(key)
+        if bucket is None:
+            bucket = self._pending[key] = Bucket(kind, y, v)
+        bucket.rows.append(i)
+        bucket.others.append(other)
+        bucket.numbers.append(number)
         self._num_pending += 1
         if self._num_pending >= PENDING_LIMIT:
             self.flush()
@@ -273,107 +253,24 @@ class Tape:
         """Execute everything written down."""
         if not self._pending:
             return
-        pending = [self._pending[key] for key in sorted(self._pending)]
+        buckets = [self._pending[key] for key in sorted(self._pending)]
         self._pending, self._num_pending = {}, 0
-        for matrix in self._touched:
-            size = len(matrix.written)
-            matrix.written, matrix.read = [0] * size, [0] * size
-        batched = [p for p in pending if p[0] <= LERP and not p[1].wide and len(p[3]) > 2]
-        numbers = self._transfer(batched)
-        for kind, y, v, entries in pending:
-            if kind == GRADIENT:
+        for matrix in self._matrices:
+            matrix.forget()
+        self._execute(buckets)
+
+    def _execute(self, buckets: list[Bucket]) -> None:
+        for bucket in buckets:
+            if bucket.whole:
+                bucket.sort()
+        buckets = [piece for bucket in buckets for piece in bucket.pieces()]
+        load(buckets, self.dtype, self.device)
+        for bucket in buckets:
+            if bucket.kind == GRADIENT:
                 assert self.run_gradients is not None
-                self.run_gradients(y, entries)
-            elif kind == UPDATE:
+                self.run_gradients(bucket)
+            elif bucket.kind == UPDATE:
                 assert self.run_updates is not None
-                ranks = [rank for rank, _ in entries]
-                self.run_updates(ranks, self.index(ranks), [lr for _, lr in entries])
-            elif kind == MEAN:
-                for out, members in entries:
-                    _mean(y.data[out], v.data, members)
-            elif id(entries) in numbers:
-                _run_batch(kind, y, v, entries, *numbers[id(entries)])
+                self.run_updates(bucket)
             else:
-                for i, j, number in entries:
-                    _run_one(kind, y.data[i], v.data[j], number)
-
-    def index(self, ranks: list[int]) -> Tensor:
-        """Row numbers on the device."""
-        return torch.as_tensor(ranks, device=self.device)
-
-    def _transfer(
-        self, batched: list[tuple[int, Matrix, Matrix, list[Any]]]
-    ) -> dict[int, tuple[Tensor, Tensor, Tensor]]:
-        """The row numbers and coefficients of all batches, brought to the device in one go."""
-        if not batched:
-            return {}
-        columns = [np.array(entries, dtype=np.float64) for *_, entries in batched]
-        stacked = np.concatenate(columns)
-        rows = torch.from_numpy(stacked[:, :2].astype(np.int64).T.copy()).to(self.device)
-        coefficients = torch.from_numpy(stacked[:, 2]).to(self.device, self.dtype)
-        numbers, at = {}, 0
-        for (*_, entries), column in zip(batched, columns, strict=True):
-            end = at + len(column)
-            numbers[id(entries)] = (rows[0, at:end], rows[1, at:end], coefficients[at:end])
-            at = end
-        return numbers
-
-
-def _mean(out: Tensor, data: Tensor, members: list[int]) -> None:
-    if len(members) == len(data) and members == list(range(len(data))):
-        torch.mean(data, 0, out=out)
-        return
-    torch.add(data[members[0]], data[members[1]], out=out)
-    for member in members[2:]:
-        out.add_(data[member])
-    out.div_(len(members))
-
-
-def _run_one(kind: int, y: Tensor, v: Tensor, number: float) -> None:
-    if kind == COPY:
-        y.copy_(v)
-    elif kind == ADD:
-        y.add_(v, alpha=number)
-    elif kind == SCALE:
-        y.mul_(number)
-    else:
-        y.lerp_(v, number)
-
-
-def _run_batch(kind: int, y: Matrix, v: Matrix, entries: list[Any], i: Tensor, j: Tensor, numbers: Tensor) -> None:
-    number = entries[0][2]
-    alike = all(entry[2] == number for entry in entries)
-    everything = range(len(y.data))
-    whole = len(entries) == len(y.data) and all(e[0] == k for e, k in zip(entries, everything, strict=True))
-    if kind == SCALE:
-        if whole and alike:
-            y.data.mul_(number)
-        elif alike:
-            y.data.index_copy_(0, i, y.data[i].mul_(number))
-        else:
-            y.data.index_copy_(0, i, y.data[i].mul_(numbers[:, None]))
-        return
-    same = entries[0][1]
-    if all(entry[1] == same for entry in entries):
-        other = v.data[same]
-        other = other.expand(len(entries), -1) if not whole or kind == LERP else other
-    elif whole and len(v.data) == len(y.data) and all(e[1] == k for e, k in zip(entries, everything, strict=True)):
-        other = v.data
-    else:
-        other = v.data[j]
-    if kind == COPY:
-        if whole:
-            y.data.copy_(other)
-        else:
-            y.data.index_copy_(0, i, other)
-    elif kind == ADD:
-        if whole and alike:
-            y.data.add_(other, alpha=number)
-        elif alike:
-            y.data.index_add_(0, i, other, alpha=number)
-        else:
-            y.data.index_add_(0, i, other * numbers[:, None])
-    elif whole:
-        y.data.lerp_(other, numbers[:, None])
-    else:
-        y.data.index_copy_(0, i, torch.lerp(y.data[i], other, numbers[:, None]))
+                bucket.run()

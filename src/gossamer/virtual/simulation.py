@@ -249,7 +249,7 @@ class _Simulation:
         losses, corrects = evaluator.scores(cluster.mean_model()[None], cluster.mean_buffers()[None])
         if corrects is None:
             return float(losses), None, None
-        ranks = cluster.alive()
+        ranks = cluster.observed()
         if consensus == 0.0 and not evaluator.buffer_flat.size:
             return float(losses), float(corrects), [float(corrects)] * len(ranks)
         rows = cluster.rows()

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from gossamer.flat import Flat
 from gossamer.optim import AccumAdam, AccumAdamW
-from gossamer.virtual.rows import Matrix
+from gossamer.virtual.buckets import Bucket, Matrix, scatter
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -23,8 +23,8 @@ MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 class Updates(Protocol):
     """The optimizers of all workers."""
 
-    def apply(self, ranks: list[int], index: Tensor, lrs: list[float]) -> None:
-        """One step for each of these workers (``index`` holds ``ranks`` on the device) with these learning rates."""
+    def apply(self, bucket: Bucket) -> None:
+        """One step for each of the workers ``bucket.rows``, with the learning rates ``bucket.numbers``."""
 
     def reset(self, rank: int) -> None:
         """Forget what the optimizer of this worker remembers."""
@@ -55,8 +55,8 @@ class _SGD:
         if self.momentum is not None:
             self.momentum[rank].zero_()
 
-    def apply(self, ranks: list[int], index: Tensor, lrs: list[float]) -> None:
-        for rows, lr in _pieces(self.x, ranks, index, lrs):
+    def apply(self, bucket: Bucket) -> None:
+        for rows, lr in _pieces(bucket):
             decay, mu = self.settings["weight_decay"], self.settings["momentum"]
             gradient = rows.read(self.g.data)
             if decay:
@@ -85,12 +85,12 @@ class _Adam:
             self.accumulated[rank].zero_()
         self.steps[rank] = 0
 
-    def apply(self, ranks: list[int], index: Tensor, lrs: list[float]) -> None:
-        for rank in ranks:
+    def apply(self, bucket: Bucket) -> None:
+        for rank in bucket.rows:
             self.steps[rank] += 1
         beta1, beta2 = self.settings["betas"]
         decay, eps = self.settings["weight_decay"], self.settings["eps"]
-        for rows, lr in _pieces(self.x, ranks, index, lrs):
+        for rows, lr in _pieces(bucket):
             gradient = rows.read(self.g.data)
             if decay and self.decoupled:
                 rows.write(self.x.data, rows.read(self.x.data).mul_(rows.column([1 - rate * decay for rate in lr])))
@@ -115,16 +115,20 @@ class _Adam:
         assert self.accumulated is not None
         beta1, beta2 = self.settings["betas"]
         rows.write(self.accumulated, rows.read(self.accumulated).add_(gradient, alpha=1 / self.period))
-        ended = [rank for rank, step in zip(rows.ranks, steps, strict=True) if step % self.period == 0]
-        for rank in ended:
-            mean = self.accumulated[rank]
-            self.first[rank].add_(mean, alpha=1 - beta1).mul_(beta1)
-            self.second[rank].addcmul_(mean, mean, value=1 - beta2).mul_(beta2)
-            mean.zero_()
+        ended = rows.where([step % self.period == 0 for step in steps])
+        if not ended.ranks:
+            return
+        mean, first, second = ended.read(self.accumulated), ended.read(self.first), ended.read(self.second)
+        ended.write(self.first, first.add_(mean, alpha=1 - beta1).mul_(beta1))
+        ended.write(self.second, second.addcmul_(mean, mean, value=1 - beta2).mul_(beta2))
+        ended.write(self.accumulated, mean.zero_())
 
 
 class _Rows:
-    """Some rows of the matrices: read as one block, written back as one. All rows are read without a copy."""
+    """Some rows of the matrices: read as one block, written back as one.
+
+    One row alone, or all of them, are read without a copy: what is done to the block is done to them.
+    """
 
     def __init__(self, ranks: list[int], index: Tensor | None, like: Tensor) -> None:
         self.ranks, self.index, self.like = ranks, index, like
@@ -132,17 +136,24 @@ class _Rows:
     def read(self, data: Tensor) -> Tensor:
         if len(self.ranks) == 1:
             return data[self.ranks[0]][None]
-        return data if self.index is None else data[self.index]
+        return data if self.index is None else data.index_select(0, self.index)
 
     def write(self, data: Tensor, block: Tensor) -> None:
         if len(self.ranks) > 1 and self.index is not None:
-            data.index_copy_(0, self.index, block)
+            scatter(data, self.index, block)
+
+    def where(self, wanted: list[bool]) -> _Rows:
+        """Those of the rows that are wanted."""
+        if all(wanted):
+            return self
+        ranks = [rank for rank, want in zip(self.ranks, wanted, strict=True) if want]
+        return _Rows(ranks, torch.tensor(ranks, dtype=torch.long).to(self.like.device, non_blocking=True), self.like)
 
     def column(self, values: list[float]) -> Tensor | float:
         """One number per row, to multiply or divide a block with."""
-        if all(value == values[0] for value in values):
+        if values.count(values[0]) == len(values):
             return values[0]
-        return torch.tensor(values, dtype=self.like.dtype, device=self.like.device)[:, None]
+        return torch.tensor(values, dtype=self.like.dtype).to(self.like.device, non_blocking=True)[:, None]
 
     def descend(self, data: Tensor, direction: Tensor, rates: list[float]) -> None:
         """``data[rows] −= rates · direction``."""
@@ -155,15 +166,14 @@ class _Rows:
             data.index_add_(0, self.index, direction, alpha=-rate)
 
 
-def _pieces(x: Matrix, ranks: list[int], index: Tensor, lrs: list[float]) -> Iterable[tuple[_Rows, list[float]]]:
-    """The rows as one piece, or one by one where they are long."""
-    if x.wide or len(ranks) == 1:
-        for position, rank in enumerate(ranks):
-            yield _Rows([rank], None, x.data), lrs[position : position + 1]
-    elif ranks == list(range(len(x.data))):
-        yield _Rows(ranks, None, x.data), lrs
+def _pieces(bucket: Bucket) -> Iterable[tuple[_Rows, list[float]]]:
+    """The rows as one piece, or one by one where they are long; and their learning rates."""
+    data = bucket.target.data
+    if bucket.target.wide or len(bucket.rows) == 1:
+        for rank, lr in zip(bucket.rows, bucket.numbers, strict=True):
+            yield _Rows([rank], None, data), [lr]
     else:
-        yield _Rows(ranks, index, x.data), lrs
+        yield _Rows(bucket.rows, None if bucket.whole else bucket.index, data), bucket.numbers
 
 
 class OneByOne:
@@ -184,8 +194,8 @@ class OneByOne:
     def reset(self, rank: int) -> None:
         self.optimizers[rank] = self._fresh(rank)
 
-    def apply(self, ranks: list[int], index: Tensor, lrs: list[float]) -> None:
-        for rank, lr in zip(ranks, lrs, strict=True):
+    def apply(self, bucket: Bucket) -> None:
+        for rank, lr in zip(bucket.rows, bucket.numbers, strict=True):
             optimizer = self.optimizers[rank]
             largest = max(group.setdefault("initial_lr", group["lr"]) for group in optimizer.param_groups)
             for group in optimizer.param_groups:

@@ -1,0 +1,330 @@
+"""How fast and how lean the virtual cluster is. Prints markdown tables; ``benchmarks/README.md`` keeps the results.
+
+    python benchmarks/virtual.py                      # on the CPU, 64 workers
+    python benchmarks/virtual.py --device cuda        # on a GPU, 256 workers, and ResNet-18
+
+Speeds that are compared are measured in turns, in one process; every figure is the median of ``--repeats`` turns.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import platform
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from gossamer.config import Run, resolve
+from gossamer.tasks import Task
+from gossamer.tasks.scores import cross_entropy
+from gossamer.virtual.cluster import Cluster
+from gossamer.virtual.simulation import make_cluster
+
+METHODS = ("allreduce", "lasgd", "gossip", "a2cid2")
+CLOCKS = ("hardware", "ideal")
+
+
+def resolved(**values: Any) -> Run:
+    (run,) = resolve(values)
+    return run
+
+
+class Racer:
+    """A cluster whose speed is measured piece by piece."""
+
+    def __init__(self, run: Run) -> None:
+        self.batch, self.cluster = run.config.batch, make_cluster(run)
+
+    def steps(self, count: int) -> float:
+        """Let all workers together make at least ``count`` steps; seconds per step."""
+        cluster, before = self.cluster, self.cluster.total_made
+        wait_for(cluster)
+        began = time.perf_counter()
+        while cluster.total_made < before + count:
+            cluster.advance()
+        wait_for(cluster)
+        return (time.perf_counter() - began) / (cluster.total_made - before)
+
+    def samples_per_s(self, count: int) -> float:
+        return self.batch / self.steps(count)
+
+
+def wait_for(cluster: Cluster) -> None:
+    """Until everything that was recorded has been computed."""
+    cluster.tape.flush()
+    if cluster.tape.device.type == "cuda":
+        torch.cuda.synchronize()
+
+
+def in_turns(repeats: int, *measure: Callable[[], float]) -> list[list[float]]:
+    """Each measurement ``repeats`` times, in turns, so that a busy moment of the machine meets all of them."""
+    turns = [[one() for one in measure] for _ in range(repeats)]
+    return [list(values) for values in zip(*turns, strict=True)]
+
+
+def plain_training(task: Task, workers: int, batch: int, device: str) -> Callable[[int], float]:
+    """What a person would write: ``workers`` models with an optimizer each, one after the other; no simulation."""
+    torch.manual_seed(0)
+    inputs, targets = (part.to(device) for part in task.train)
+    models = [task.model().to(device) for _ in range(workers)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9) for model in models]
+    order = torch.randperm(len(inputs), device=device)
+
+    def samples_per_s(count: int) -> float:
+        began = time.perf_counter()
+        for step in range(count):
+            model, optimizer = models[step % workers], optimizers[step % workers]
+            start = step * batch % (len(order) - batch)
+            taken = order[start : start + batch]
+            optimizer.zero_grad()
+            task.loss(model(inputs[taken]), targets[taken]).backward()
+            optimizer.step()
+        if device.startswith("cuda"):
+            torch.cuda.synchronize()
+        return batch * count / (time.perf_counter() - began)
+
+    return samples_per_s
+
+
+def throughput(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Samples per second: workers batched, and the same workers one by one (digits MLP)."""
+    rows = []
+    for clock in CLOCKS:
+        for method in METHODS:
+            common = {"workers": args.workers, "method": method, "clock": clock, "device": args.device}
+            runs = [resolved(gradients=way, seed=args.seed, **common) for way in ("batched", "loop")]
+            batched, loop = (Racer(run) for run in runs)
+            plain = plain_training(runs[0].task, args.workers, batched.batch, args.device)
+            few, many = 2 * args.workers, 16 * args.workers
+            for warm in (batched.steps, loop.steps, plain):
+                warm(2 * args.workers)
+            fast, slow, bare = in_turns(
+                args.repeats,
+                lambda batched=batched, many=many: batched.samples_per_s(many),
+                lambda loop=loop, few=few: loop.samples_per_s(few),
+                lambda plain=plain, few=few: plain(few),
+            )
+            rows.append(
+                {
+                    "clock": clock,
+                    "method": method,
+                    "batched samples/s": statistics.median(fast),
+                    "loop samples/s": statistics.median(slow),
+                    "batched / loop": median_ratio(fast, slow),
+                    "plain PyTorch samples/s": statistics.median(bare),
+                    "batched / plain": median_ratio(fast, bare),
+                }
+            )
+    return rows
+
+
+def median_ratio(above: list[float], below: list[float]) -> float:
+    return statistics.median(a / b for a, b in zip(above, below, strict=True))
+
+
+def resnet(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """ResNet-18 at batch 128 on random images: a captured graph, and the same eagerly."""
+    if not args.device.startswith("cuda"):
+        return []
+    rng = np.random.default_rng(args.seed)
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        data = Path(folder) / "images.npz"
+        parts = {"train": 4096, "test": 128}
+        images = {f"x_{part}": rng.integers(0, 256, (n, 32, 32, 3), np.uint8) for part, n in parts.items()}
+        labels = {f"y_{part}": rng.integers(0, 10, n) for part, n in parts.items()}
+        np.savez(data, **images, **labels)
+        for method in ("allreduce", "a2cid2"):
+            common = {"task": "cifar10", "model": "resnet18", "data": str(data), "batch": 128, "device": args.device}
+            graph, loop = (
+                Racer(resolved(gradients=way, workers=4, method=method, seed=args.seed, **common))
+                for way in ("graph", "loop")
+            )
+            graph.steps(8), loop.steps(8)
+            fast, slow = in_turns(
+                args.repeats, lambda graph=graph: graph.samples_per_s(40), lambda loop=loop: loop.samples_per_s(20)
+            )
+            rows.append(
+                {
+                    "method": method,
+                    "graph samples/s": statistics.median(fast),
+                    "eager samples/s": statistics.median(slow),
+                    "graph ms/gradient": 128e3 / statistics.median(fast),
+                    "eager ms/gradient": 128e3 / statistics.median(slow),
+                    "graph / eager": median_ratio(fast, slow),
+                }
+            )
+    return rows
+
+
+def large_task(seed: int) -> Task:
+    """10.5 million parameters, and so few samples that vectors are all that takes memory."""
+    generator = torch.Generator().manual_seed(seed)
+    inputs, targets = torch.randn(512, 1024, generator=generator), torch.randint(10, (512,), generator=generator)
+    return Task(
+        name="large",
+        model=lambda: nn.Sequential(nn.Linear(1024, 10_000), nn.ReLU(), nn.Linear(10_000, 10)),
+        train=(inputs, targets),
+        test=(inputs, targets),
+        loss=cross_entropy,
+    )
+
+
+def memory(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Peak memory against the vectors that the workers, their optimizers and the method have (10.4 M parameters)."""
+    rows = []
+    for method in ("allreduce", "gossip", "a2cid2"):
+        for way in ("loop", "batched"):
+            command = [sys.executable, __file__, "--one-memory", method, way, "--device", args.device]
+            done = subprocess.run([*command, "--seed", str(args.seed)], capture_output=True, text=True, check=True)
+            rows.append(json.loads(done.stdout.splitlines()[-1]))
+    return rows
+
+
+def one_memory(method: str, way: str, device: str, seed: int, workers: int = 8) -> dict[str, Any]:
+    """In a process of its own, since a peak never goes down."""
+    task = large_task(seed)
+    run = resolved(workers=workers, method=method, gradients=way, device=device, seed=seed, batch=8)
+    run = dataclasses.replace(run, task=task)
+    # What torch and its kernels take, whatever is computed with them.
+    torch.ones(8, 8, device=device, requires_grad=True).matmul(torch.ones(8, 8, device=device)).sum().backward()
+    before = peak_bytes(device)
+    racer = Racer(run)
+    racer.steps(4 * workers)
+    peak = peak_bytes(device) - before
+    vector = racer.cluster.parameters.data[0].nbytes
+    # Parameters, gradients and momentum; A²CiD²'s z; snapshots that travel, the mean of an all-reduce.
+    vectors = {"allreduce": 3 * workers + 1, "gossip": 4 * workers, "a2cid2": 5 * workers}[method]
+    batch = racer.cluster.evaluator.chunk if way == "batched" else 1
+    accounted = (vectors + min(workers, batch)) * vector
+    return {
+        "method": method,
+        "gradients": way,
+        "workers": workers,
+        "vectors MB": vectors * vector / 1e6,
+        "one batch of gradients MB": min(workers, batch) * vector / 1e6,
+        "peak MB": peak / 1e6,
+        "peak / (vectors + batch)": peak / accounted,
+    }
+
+
+def peak_bytes(device: str) -> int:
+    if device.startswith("cuda"):
+        return torch.cuda.max_memory_allocated()
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+
+
+def parameters(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Time per event over the length of the parameter vector (quadratic, 8 workers, gossip)."""
+    rows = []
+    for dim in (1_000, 10_000, 100_000, 1_000_000, 10_000_000):
+        run = resolved(task="quadratic", dim=dim, workers=8, method="gossip", device=args.device, seed=args.seed)
+        count = max(24, min(2_000, 40_000_000 // dim))
+        rows.append({"parameters": dim, **per_event(Racer(run), count, args.repeats)})
+        rows[-1]["ns per parameter"] = rows[-1]["µs per event"] * 1e3 / dim
+    return rows
+
+
+def workers(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Time per event over the number of workers (quadratic with 16 parameters, ring)."""
+    rows = []
+    for count in (16, 64, 256, 1024, 4096):
+        row: dict[str, Any] = {"workers": count}
+        for clock in CLOCKS:
+            for method in ("gossip", "a2cid2"):
+                common = {"task": "quadratic", "dim": 16, "workers": count, "device": args.device, "seed": args.seed}
+                racer = Racer(resolved(clock=clock, method=method, **common))
+                figures = per_event(racer, max(2_000, 4 * count), args.repeats)
+                row[f"{clock} {method}: µs per event"] = figures["µs per event"]
+        rows.append(row)
+    return rows
+
+
+def per_event(racer: Racer, count: int, repeats: int) -> dict[str, float]:
+    """Gradients and exchanges are events; each exchange has two workers."""
+    cluster = racer.cluster
+    racer.steps(count)
+    times = []
+    for _ in range(repeats):
+        made, exchanges = cluster.total_made, cluster.num_exchanges
+        seconds_per_step = racer.steps(count)
+        made, exchanges = cluster.total_made - made, cluster.num_exchanges - exchanges
+        times.append(seconds_per_step * made / (made + exchanges) * 1e6)
+    return {"µs per event": statistics.median(times)}
+
+
+def table(rows: list[dict[str, Any]]) -> str:
+    """Rows as a markdown table."""
+    lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
+    lines += ["| " + " | ".join(shown(value) for value in row.values()) + " |" for row in rows]
+    return "\n".join(lines)
+
+
+def shown(value: Any) -> str:
+    if not isinstance(value, float):
+        return f"{value:,}" if isinstance(value, int) else str(value)
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value < 1 else f"{value:.1f}"
+
+
+def machine(args: argparse.Namespace) -> dict[str, Any]:
+    cuda = args.device.startswith("cuda")
+    return {
+        "device": torch.cuda.get_device_name() if cuda else f"CPU, {torch.get_num_threads()} threads",
+        "torch": torch.__version__,
+        "python": platform.python_version(),
+        "date": time.strftime("%Y-%m-%d"),
+        "seed": args.seed,
+        "workers": args.workers,
+        "tf32 in convolutions": torch.backends.cudnn.allow_tf32,
+        "tf32 in matrix products": torch.backends.cuda.matmul.allow_tf32,
+    }
+
+
+SECTIONS: dict[str, Callable[[argparse.Namespace], list[dict[str, Any]]]] = {
+    "throughput": throughput,
+    "resnet": resnet,
+    "memory": memory,
+    "parameters": parameters,
+    "workers": workers,
+}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--workers", type=int, default=0, help="for throughput; 64, or 256 on a GPU")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--only", default=",".join(SECTIONS), help="some of " + ", ".join(SECTIONS))
+    parser.add_argument("--json", metavar="FILE", help="write the results there too")
+    parser.add_argument("--one-memory", nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    args.workers = args.workers or (256 if args.device.startswith("cuda") else 64)
+    if args.one_memory:
+        print(json.dumps(one_memory(*args.one_memory, args.device, args.seed)))
+        return
+    results: dict[str, Any] = {"machine": machine(args)}
+    print(", ".join(f"{name} {value}" for name, value in results["machine"].items()), flush=True)
+    for section in args.only.split(","):
+        measure = SECTIONS[section]
+        if rows := measure(args):
+            results[section] = rows
+            print(f"\n{(measure.__doc__ or '').strip()}\n\n{table(rows)}", flush=True)
+    if args.json:
+        Path(args.json).write_text(json.dumps(results, indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""The process world: real workers, one process each, on torch.distributed."""

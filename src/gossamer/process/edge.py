@@ -1,0 +1,115 @@
+"""The connection between two neighbours: small messages at any time, and vectors traded both ways at once.
+
+It is a process group of just these two, so whatever happens to one edge happens to no other. A thread listens for the
+peer's messages; they are four whole numbers each, and nothing that arrives is ever unpickled or executed.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gossamer.process.gloo import sever
+
+MESSAGE, VECTOR = 1, 2
+"""Tags of the two kinds of traffic."""
+
+BYE = 0
+WORDS = 4
+AHEAD = 4
+"""Receives posted ahead of the messages."""
+
+SILENCE = timedelta(days=365)
+"""How long an edge may be silent: death is noticed by the connection, silence is no reason to close it."""
+
+OnMessage = Callable[[int, tuple[int, ...]], None]
+
+
+class Lost(Exception):
+    """The peer is gone, or did not answer in time; the edge is closed."""
+
+
+class Edge:
+    """An open connection to ``peer``."""
+
+    def __init__(self, peer: int, side: int, group: Any, hear: OnMessage, lost: Callable[[Edge], None]) -> None:
+        self.peer, self._other, self._group = peer, 1 - side, group
+        self._hear, self._lost = hear, lost
+        self.open = True
+        self._sending = threading.Lock()
+        self._listener = threading.Thread(target=self._listen, name=f"gossamer-edge-{peer}", daemon=True)
+        self._listener.start()
+
+    def tell(self, *words: int, within_s: float) -> None:
+        """Send a small message."""
+        message = torch.tensor(words + (0,) * (WORDS - len(words)), dtype=torch.int64)
+        self._guard(lambda: self._group.send([message], self._other, MESSAGE), within_s)
+
+    def swap(self, sent: Tensor, received: Tensor, within_s: float) -> None:
+        """Send one vector and receive another of the same length. The receive is posted first: sends that go first
+        halve the bandwidth of a slow link."""
+        until = time.monotonic() + within_s
+        incoming = self._begin(lambda: self._group.recv([received], self._other, VECTOR))
+        outgoing = self._begin(lambda: self._group.send([sent], self._other, VECTOR))
+        for work in (outgoing, incoming):
+            self._finish(work, until - time.monotonic())
+
+    def close(self) -> None:
+        """Say goodbye and let go."""
+        if self.open:
+            self.open = False
+            try:
+                self.tell(BYE, within_s=0.5)
+            except Lost:
+                return
+
+    def _listen(self) -> None:
+        # A send waits until its receive is posted, and answers are sent by whoever listens: were there only one receive
+        # at a time, two listeners that answer each other would wait for ever.
+        buffers = deque(torch.zeros(WORDS, dtype=torch.int64) for _ in range(AHEAD))
+        try:
+            posted = deque(self._group.recv([buffer], self._other, MESSAGE) for buffer in buffers)
+            while True:
+                posted.popleft().wait(SILENCE)
+                words = tuple(buffers[0].tolist())
+                if words[0] == BYE:
+                    break
+                buffers.rotate(-1)
+                posted.append(self._group.recv([buffers[-1]], self._other, MESSAGE))
+                self._hear(self.peer, words)
+        except RuntimeError:
+            pass
+        self.drop()
+
+    def _guard(self, start: Callable[[], dist.Work], within_s: float) -> None:
+        with self._sending:
+            self._finish(self._begin(start), within_s)
+
+    def _begin(self, start: Callable[[], dist.Work]) -> dist.Work:
+        try:
+            return start()
+        except RuntimeError as error:
+            self.drop()
+            raise Lost(f"worker {self.peer}: {error}") from None
+
+    def _finish(self, work: dist.Work, within_s: float) -> None:
+        try:
+            work.wait(timedelta(seconds=max(within_s, 0.001)))
+        except RuntimeError as error:
+            self.drop()
+            raise Lost(f"worker {self.peer}: {error}") from None
+
+    def drop(self) -> None:
+        """Give the edge up; the peer notices."""
+        if self.open:
+            self.open = False
+            sever(self._group, self._other)
+            self._lost(self)

@@ -1,0 +1,45 @@
+"""Gloo process groups of our own making, beside whatever the user has.
+
+Everything here that torch keeps private is in this file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from datetime import timedelta
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+_NEVER_SENT = 9
+"""A tag under which nothing is ever sent."""
+
+
+@lru_cache(maxsize=1)
+def _device() -> Any:
+    """One network device for all groups of this process: one thread instead of one each."""
+    interface = os.environ.get("GLOO_SOCKET_IFNAME")
+    if interface:
+        return dist.ProcessGroupGloo.create_device(interface=interface.split(",")[0])
+    return dist.ProcessGroupGloo.create_default_device()
+
+
+def make_group(store: dist.Store, name: str, rank: int, size: int, timeout_s: float) -> Any:
+    """A group of ``size`` members that meet under ``name``; raises when they do not within ``timeout_s``."""
+    options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+    options._devices = [_device()]
+    options._threads = 1
+    options._timeout = timedelta(seconds=timeout_s)
+    return dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, options)
+
+
+def sever(group: Any, other: int) -> None:
+    """Close the connection to member ``other``, so that both sides notice.
+
+    Gloo has no call for it; a receive that times out does it.
+    """
+    with contextlib.suppress(RuntimeError):
+        group.recv([torch.zeros(1)], other, _NEVER_SENT).wait(timedelta(milliseconds=1))

@@ -1,0 +1,242 @@
+"""Averages over groups of workers, rebuilt among the survivors when a member leaves or comes back.
+
+A group has *generations*. In each, its members agree at the meeting point on who is present, and build process groups
+for that. When a communication fails, or a worker comes back, somebody asks for the next generation; everybody hears of
+it beside its training and says that it is there; those who say so in time are the members of that generation. A member
+that is behind the others then takes over their state, so that all go on from the same place.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any, Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gossamer.process.beats import Beats
+from gossamer.process.deadline import Deadline
+from gossamer.process.gloo import make_group
+from gossamer.process.meeting_point import MeetingPoint
+
+POLL_S = 0.02
+BUILD_S = 10.0
+
+TRAIN = "train"
+"""The name of groups that train; a worker that is done leaves those."""
+
+
+class Behind(Exception):
+    """This worker was behind its group and has taken over the state of another: its present step is void."""
+
+
+class Stopped(Exception):
+    """Training has ended."""
+
+
+class State(Protocol):
+    """What a member that is behind takes over."""
+
+    def position(self) -> int:
+        """How far this worker is; −1 if it is new."""
+
+    def tensors(self) -> list[Tensor]:
+        """Everything that is taken over, in host memory, in one order on all workers."""
+
+    def take(self, tensors: list[Tensor], position: int) -> None:
+        """Be as far as ``position`` with these tensors."""
+
+    def regrouped(self) -> None:
+        """The group has a new generation: drop what was under way in the old one."""
+
+
+class Group:
+    """One group of workers, over its generations."""
+
+    def __init__(self, groups: Groups, name: str, members: tuple[int, ...]) -> None:
+        self.groups, self.members, self.training = groups, members, name == TRAIN
+        self.key = f"group/{name}/" + hashlib.sha1(",".join(map(str, members)).encode()).hexdigest()[:16]
+        self.generation = -1
+        self.wanted = 0
+        self.present: list[int] = []
+        self.deadline = Deadline(first_s=300.0, least_s=10.0)
+        self._lanes: dict[str, Any] = {}
+        self._lock = threading.RLock()
+
+    def run(self, lane: str, communicate: Callable[[Any], list[dist.Work]]) -> list[int]:
+        """Communicate among those present, and again among the survivors if that fails; returns who took part."""
+        while True:
+            with self._lock:
+                if self.wanted > self.generation:
+                    self.regroup()
+                generation, present = self.generation, self.present
+                if len(present) == 1:
+                    return present
+                lane_group = self._lanes.get(lane)
+            began = time.monotonic()
+            try:
+                if lane_group is None:
+                    lane_group = self._lane(lane)
+                for work in communicate(lane_group):
+                    work.wait(timedelta(seconds=self.deadline.seconds))
+            except RuntimeError:
+                with self._lock:
+                    if self.generation == generation:
+                        self._lanes.clear()
+                        self.want(generation + 1)
+                    if self.groups.stopped():
+                        raise Stopped from None
+                continue
+            self.deadline.observe(time.monotonic() - began)
+            return present
+
+    def want(self, generation: int) -> None:
+        """Ask everybody for this generation."""
+        self.wanted = max(self.wanted, generation)
+        self.groups.point.set(f"{self.key}/wanted", str(self.wanted))
+
+    def tend(self) -> None:
+        """Hear of a generation that somebody asked for, and say that we are there; beside the training."""
+        found = self.groups.point.get(f"{self.key}/wanted")
+        if found is not None and int(found) > self.generation:
+            self.wanted = max(self.wanted, int(found))
+        if self.wanted > self.generation:
+            self.groups.point.set(f"{self.key}/{self.wanted}/here/{self.groups.rank}", "1")
+
+    def regroup(self) -> None:
+        """Agree with the others on who is there, and start afresh among them."""
+        first = self.generation < 0 and self.wanted == 0
+        while True:
+            generation = self.wanted
+            present = self._agree(generation)
+            if self.wanted > generation:
+                continue
+            if self.groups.rank not in present:
+                self.want(generation + 1)
+                continue
+            self.generation, self.present = generation, present
+            self._lanes.clear()
+            if len(present) == 1:
+                break
+            try:
+                self._align(self._lane("align"))
+                break
+            except RuntimeError:
+                self._lanes.clear()
+                self.want(generation + 1)
+        self.deadline = Deadline(first_s=self.deadline.seconds if not first else 300.0, least_s=10.0)
+
+    def _agree(self, generation: int) -> list[int]:
+        point, rank = self.groups.point, self.groups.rank
+        name = f"{self.key}/{generation}"
+        while True:
+            if self.groups.stopped():
+                raise Stopped
+            point.set(f"{name}/here/{rank}", "1")
+            found = point.get(f"{name}/members")
+            if found is not None:
+                return list(json.loads(found))
+            here = [member for member in self.members if point.get(f"{name}/here/{member}") is not None]
+            gone = [member for member in self.members if member not in here and self._gone(member)]
+            if rank == min(here, default=-1) and len(here) + len(gone) == len(self.members):
+                claimed = point.claim(f"{name}/members", json.dumps(here))
+                if claimed is not None:
+                    return list(json.loads(claimed))
+            newer = point.get(f"{self.key}/wanted")
+            if newer is not None and int(newer) > generation:
+                self.wanted = int(newer)
+                return []
+            time.sleep(POLL_S)
+
+    def _gone(self, member: int) -> bool:
+        """Whether ``member`` is dead, or done with its training."""
+        done = self.training and self.groups.point.get(f"done/{member}") is not None
+        return done or self.groups.beats.dead(member)
+
+    def _lane(self, lane: str) -> Any:
+        """The process group for one thread of communication in this generation."""
+        name = f"{self.key}/{self.generation}/{lane}"
+        position = self.present.index(self.groups.rank)
+        made = make_group(self.groups.point.client(), name, position, len(self.present), BUILD_S)
+        self._lanes[lane] = made
+        return made
+
+    def _align(self, group: Any) -> None:
+        """Let members that are behind take over the state of one that is not."""
+        state = self.groups.state
+        mine = torch.tensor([state.position()])
+        positions = [torch.zeros_like(mine) for _ in self.present]
+        group.allgather([positions], [mine]).wait(timedelta(seconds=BUILD_S))
+        steps = [int(position) for position in positions]
+        ahead = max(steps)
+        if self.generation > 0:
+            state.regrouped()
+        if min(steps) == ahead:
+            return
+        tensors = state.tensors()
+        for tensor in tensors:
+            options = dist.BroadcastOptions()
+            options.rootRank, options.rootTensor = steps.index(ahead), 0
+            group.broadcast([tensor], options).wait(timedelta(seconds=60))
+        if int(mine) < ahead:
+            state.take(tensors, ahead)
+            raise Behind
+
+
+class Groups:
+    """All groups this worker is in."""
+
+    def __init__(self, rank: int, point: MeetingPoint, beats: Beats, state: State, stopped: Callable[[], bool]) -> None:
+        self.rank, self.point, self.beats, self.state, self.stopped = rank, point, beats, state, stopped
+        self._groups: dict[tuple[str, tuple[int, ...]], Group] = {}
+        self._lock = threading.Lock()
+
+    def group(self, members: tuple[int, ...], name: str = TRAIN) -> Group:
+        """The group of these members that is called ``name``."""
+        with self._lock:
+            key = (name, members)
+            if key not in self._groups:
+                self._groups[key] = Group(self, name, members)
+            return self._groups[key]
+
+    def tend(self) -> None:
+        """Hear what the other members want; beside the training."""
+        for group in list(self._groups.values()):
+            group.tend()
+
+    def mean(self, group: Group, lane: str, vector: Tensor) -> Tensor:
+        """The mean of ``vector`` over the members that are there, in host memory."""
+        out = torch.empty_like(vector)
+
+        def communicate(lane_group: Any) -> list[dist.Work]:
+            out.copy_(vector)
+            return [lane_group.allreduce([out], dist.AllreduceOptions())]
+
+        present = group.run(lane, communicate)
+        return out.copy_(vector) if len(present) == 1 else out.div_(len(present))
+
+    def gather(self, group: Group, lane: str, tensors: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
+        """Everybody's tensors, in rank order, in host memory."""
+        collected: list[list[Tensor]] = []
+
+        def communicate(lane_group: Any) -> list[dist.Work]:
+            collected[:] = [[torch.empty_like(tensor) for _ in range(lane_group.size())] for tensor in tensors]
+            return [lane_group.allgather([out], [tensor]) for out, tensor in zip(collected, tensors, strict=True)]
+
+        present = group.run(lane, communicate)
+        if len(present) == 1:
+            return [tensors]
+        return list(zip(*collected, strict=True))
+
+    def close(self) -> None:
+        """Let go of all groups; the others notice and go on."""
+        with contextlib.suppress(RuntimeError):
+            for group in self._groups.values():
+                group._lanes.clear()

@@ -1,0 +1,55 @@
+"""``gossamer.join``: the three lines in a user's loop."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import networkx as nx
+import torch
+from torch import nn
+
+from gossamer.errors import InputError
+from gossamer.methods import find
+from gossamer.process.place import find_place
+from gossamer.process.swarm import Swarm
+from gossamer.settings import from_values
+from gossamer.topology import build
+
+
+def join(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    method: str = "a2cid2",
+    topology: str | nx.Graph = "ring",
+    seed: int = 0,
+    **settings: Any,
+) -> Swarm:
+    """Train ``model`` together with the other workers of this job, started with torchrun as any PyTorch job.
+
+    The loop stays as it was, ``optimizer.step()`` included::
+
+        swarm = gossamer.join(model, optimizer, method="a2cid2", topology="ring")
+        for x, y in loader:
+            loss_fn(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        swarm.finish()             # identical, averaged weights everywhere
+
+    method, topology
+        Names as in ``gossamer methods`` and ``gossamer topology``; a topology may also be a networkx graph.
+    seed
+        The same on all workers.
+    settings
+        Options of the method by name, such as ``rate=2``.
+    """
+    place = find_place()
+    kind = find(method)
+    known = kind.Config.__dataclass_fields__
+    for name in settings:
+        if name not in known:
+            raise InputError(f"{method} has no option {name!r}: expected some of {', '.join(known) or 'none'}")
+    graph = build(topology, workers=place.workers, seed=seed)
+    made = kind(from_values(kind.Config, settings), graph)
+    made.check_optimizer(optimizer)
+    return Swarm(model, optimizer, made, graph, place, seed)

@@ -1,0 +1,114 @@
+"""Where workers find each other: a key-value store, and what takes its place when it is gone.
+
+The run begins at one store (torchrun's, or rank 0's). Every worker also hosts a small one of its own and leaves its
+address there. When the store dies, survivors move to the first of those that answers, in rank order, and come back to
+the first one when it does. Nothing in a store is needed to go on training: it only helps to build new connections, so
+everybody leaves its own entries anew after a move.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import TypeVar
+
+import torch.distributed as dist
+
+CONNECT_S = 1.0
+RETRY_S = 0.5
+
+T = TypeVar("T")
+
+
+class MeetingPoint:
+    """One store at a time, out of several."""
+
+    def __init__(self, host: str, port: int, hosting: bool, prefix: str, timeout_s: float) -> None:
+        self.prefix = prefix
+        self.addresses: list[tuple[str, int]] = [(host, port)]
+        self._lock = threading.RLock()
+        self._at = 0
+        self._tried = 0.0
+        self.moved: list[Callable[[], None]] = []
+        """Called after a move: everybody leaves its entries anew."""
+        self._store: dist.Store | None = dist.TCPStore(
+            host, port, None, hosting, timedelta(seconds=timeout_s), wait_for_workers=False, multi_tenant=True
+        )
+        self._own: dist.Store | None = None
+
+    def host_own(self, host: str) -> tuple[str, int]:
+        """Start a store in this process; returns its address."""
+        own = dist.TCPStore(host, 0, None, True, timedelta(seconds=CONNECT_S), wait_for_workers=False)
+        self._own = own
+        return host, own.port
+
+    def client(self) -> dist.Store:
+        """A connection of its own to the present store, for something that may block on it."""
+        host, port = self.addresses[self._at]
+        return dist.PrefixStore(self.prefix, self._connect(host, port))
+
+    def get(self, key: str) -> bytes | None:
+        return self._ask(lambda store: store.get(self.prefix + key) if store.check([self.prefix + key]) else None)
+
+    def set(self, key: str, value: str) -> bool:
+        """False if no store could be reached."""
+
+        def put(store: dist.Store) -> bool:
+            store.set(self.prefix + key, value)
+            return True
+
+        return bool(self._ask(put))
+
+    def claim(self, key: str, value: str) -> bytes | None:
+        """Set ``key`` if it is not set; returns what it holds then."""
+        return self._ask(lambda store: store.compare_set(self.prefix + key, "", value))
+
+    def add(self, key: str, amount: int) -> int | None:
+        """Add to a counter; returns what it holds then."""
+        return self._ask(lambda store: store.add(self.prefix + key, amount))
+
+    def _ask(self, question: Callable[[dist.Store], T]) -> T | None:
+        """The store's answer; None if no store can be reached."""
+        with self._lock:
+            store = self._reach()
+            if store is None:
+                return None
+            try:
+                return question(store)
+            except RuntimeError:
+                self._store = None
+                return None
+
+    def go_home(self) -> None:
+        """Move back to the first store, if it answers again."""
+        if self._at == 0 or time.monotonic() - self._tried < RETRY_S:
+            return
+        self._tried = time.monotonic()
+        with contextlib.suppress(RuntimeError):
+            home = self._connect(*self.addresses[0])
+            with self._lock:
+                self._store, self._at = home, 0
+            self._tell()
+
+    def _reach(self) -> dist.Store | None:
+        """The present store, or the next that answers."""
+        if self._store is not None or time.monotonic() - self._tried < RETRY_S:
+            return self._store
+        self._tried = time.monotonic()
+        for position, (host, port) in enumerate(self.addresses):
+            with contextlib.suppress(RuntimeError):
+                self._store, self._at = self._connect(host, port), position
+                self._tell()
+                return self._store
+        return None
+
+    def _tell(self) -> None:
+        for call in self.moved:
+            call()
+
+    @staticmethod
+    def _connect(host: str, port: int) -> dist.Store:
+        return dist.TCPStore(host, port, None, False, timedelta(seconds=CONNECT_S), wait_for_workers=False)

@@ -1,0 +1,137 @@
+"""Who exchanges with whom, agreed between two neighbours and nobody else.
+
+A worker that is due offers an exchange to a neighbour picked at random; one that is in the middle of another declines,
+any other accepts at once, also when offers cross. Each worker makes half of its exchanges by offering and half by accepting, so an edge is
+used at rate (r/2)(1/d_i + 1/d_j): what A²CiD²'s constants assume.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from gossamer.process.deadline import Deadline
+from gossamer.process.edge import Lost
+from gossamer.process.neighbourhood import Neighbourhood
+
+OFFER, ACCEPT, DECLINE = 1, 2, 3
+POLL_S = 0.05
+
+
+@dataclass
+class Agreement:
+    """Both have agreed to exchange."""
+
+    peer: int
+    taken_from: bool
+    """The peer is new: it takes our vector and has none to give."""
+    offered: bool
+    """It was our offer."""
+
+
+class Pairing:
+    """The exchanges of one worker."""
+
+    def __init__(self, neighbourhood: Neighbourhood, rng: np.random.Generator, stopped: Callable[[], bool]) -> None:
+        self.neighbourhood, self.rng, self.stopped = neighbourhood, rng, stopped
+        self.reply = Deadline(first_s=2.0, least_s=1.0)
+        self.fresh = False
+        """This worker is new and wants a peer's weights before it gives any."""
+        self._changed = threading.Condition()
+        self._willing = False
+        self._offered: tuple[int, int] | None = None
+        self._agreed: Agreement | None = None
+        self._offers = 0
+
+    def agree(self, wait_s: Callable[[], float]) -> Agreement | None:
+        """The next exchange; an offer is made once ``wait_s()`` has come down to 0. None when training has stopped."""
+        with self._changed:
+            self._willing = True
+        try:
+            while not self.stopped():
+                with self._changed:
+                    left = wait_s()
+                    if self._agreed is None and left > 0:
+                        self._changed.wait(min(left, POLL_S))
+                    if self._agreed is not None:
+                        return self._take()
+                    if left > 0:
+                        continue
+                agreement = self._offer_around()
+                if agreement is not None:
+                    return agreement
+                time.sleep(float(self.rng.uniform(0.001, 0.02)))
+            return None
+        finally:
+            with self._changed:
+                self._willing = False
+
+    def _offer_around(self) -> Agreement | None:
+        """Offer to neighbours in random order until one accepts, or one of them offers to us."""
+        peers = self.neighbourhood.open()
+        self.rng.shuffle(peers)
+        for peer in peers:
+            edge = self.neighbourhood.edge(peer)
+            if edge is None:
+                continue
+            with self._changed:
+                if self._agreed is not None:
+                    return self._take()
+                self._offers += 1
+                self._offered = (peer, self._offers)
+            began = time.monotonic()
+            try:
+                edge.tell(OFFER, self._offers, int(self.fresh), within_s=self.reply.seconds)
+            except Lost:
+                with self._changed:
+                    self._offered = None
+                continue
+            with self._changed:
+                until = began + self.reply.seconds
+                while self._offered is not None and self._agreed is None and time.monotonic() < until and edge.open:
+                    self._changed.wait(min(POLL_S, max(0.001, until - time.monotonic())))
+                answered, self._offered = self._offered is None or self._agreed is not None, None
+                if self._agreed is not None:
+                    self.reply.observe(time.monotonic() - began)
+                    return self._take()
+            if not answered:
+                # It may still accept what we have given up on: only a new edge is safe.
+                edge.drop()
+        return None
+
+    def _take(self) -> Agreement:
+        agreed, self._agreed, self._willing = self._agreed, None, False
+        assert agreed is not None
+        return agreed
+
+    def hear(self, peer: int, words: tuple[int, ...]) -> None:
+        """A message from ``peer``; called by the thread that listens to it."""
+        kind, number, fresh = words[0], words[1], bool(words[2])
+        answer = None
+        with self._changed:
+            if kind == OFFER:
+                crossing = self._offered is not None and self._offered[0] == peer
+                free = self._willing and self._agreed is None and (self._offered is None or crossing)
+                if free and not (fresh and self.fresh):
+                    # An offer that crosses ours is accepted all the same: ours may have been declined already.
+                    self._offered, self._agreed = None, Agreement(peer, fresh, offered=crossing)
+                    answer = ACCEPT
+                else:
+                    answer = DECLINE
+            elif kind == ACCEPT and self._offered == (peer, number):
+                self._offered, self._agreed = None, Agreement(peer, fresh, offered=True)
+            elif kind == DECLINE and self._offered == (peer, number):
+                self._offered = None
+            self._changed.notify_all()
+        edge = self.neighbourhood.edge(peer)
+        if answer is not None and edge is not None:
+            try:
+                edge.tell(answer, number, int(self.fresh), within_s=self.reply.seconds)
+            except Lost:
+                with self._changed:
+                    if self._agreed is not None and self._agreed.peer == peer:
+                        self._agreed = None

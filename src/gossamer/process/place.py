@@ -1,0 +1,65 @@
+"""Which worker this process is, and where it meets the others, as torchrun, SLURM or a test say in the environment."""
+
+from __future__ import annotations
+
+import os
+import socket
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from gossamer.errors import InputError
+from gossamer.process.meeting_point import MeetingPoint
+
+START_S = 300.0
+"""How long the others may take to come to the first meeting."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """One process among many."""
+
+    rank: int
+    workers: int
+    host: str
+    port: int
+    prefix: str
+
+    def meeting_point(self) -> MeetingPoint:
+        """The store at which the run begins; rank 0 hosts it unless torchrun does."""
+        agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        return MeetingPoint(self.host, self.port, self.rank == 0 and not agent, self.prefix, START_S)
+
+
+def find_place() -> Place:
+    """This process's place: the user's process group's, torchrun's, SLURM's, or that of a lone worker."""
+    env = os.environ
+    if dist.is_available() and dist.is_initialized():
+        rank, workers = dist.get_rank(), dist.get_world_size()
+    elif "RANK" in env and "WORLD_SIZE" in env:
+        rank, workers = int(env["RANK"]), int(env["WORLD_SIZE"])
+    elif "SLURM_PROCID" in env and "SLURM_NTASKS" in env:
+        rank, workers = int(env["SLURM_PROCID"]), int(env["SLURM_NTASKS"])
+    else:
+        rank, workers = 0, 1
+    if workers > 1 and not ("MASTER_ADDR" in env and "MASTER_PORT" in env):
+        raise InputError("MASTER_ADDR and MASTER_PORT are not set: start the workers with torchrun, or set them")
+    host = env.get("MASTER_ADDR", "127.0.0.1")
+    port = int(env["MASTER_PORT"]) if "MASTER_PORT" in env else free_port()
+    run = f"{env.get('TORCHELASTIC_RUN_ID', 'run')}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    return Place(rank, workers, host, port, f"gossamer/{run}/")
+
+
+def free_port() -> int:
+    """A port that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def own_host(meeting_host: str) -> str:
+    """The address under which the others reach this process: that of the way to the meeting point."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        # Nothing is sent: connecting a datagram socket only looks up the way.
+        probe.connect((socket.gethostbyname(meeting_host), 9))
+        return str(probe.getsockname()[0])

@@ -1,0 +1,220 @@
+"""The ways to a gradient: one worker's model after the other, or many at once; launched plainly, or by CUDA graphs.
+
+All of them replace rows of points by the gradients there, let batch norm write into the rows of buffers, and return
+the losses. They agree up to rounding.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.func import vmap
+
+from gossamer.flat import Flat
+from gossamer.tasks import Task
+from gossamer.virtual.buckets import scatter
+
+Loss = Callable[[dict[str, Tensor], dict[str, Tensor], Tensor, Tensor], Tensor]
+"""``loss(parameters by name, buffers by name, inputs, targets)``."""
+
+
+class Way(Protocol):
+    def __call__(
+        self, points: Tensor, buffers: Tensor, ranks: list[int], index: Tensor, inputs: Tensor, targets: Tensor
+    ) -> Tensor:
+        """Gradients at the rows ``ranks`` (``index``: the same on the device; in order, if they are all rows)."""
+
+
+class Single:
+    """One worker after the other.
+
+    A worker's row is copied into the vector that the parameters of one model are views of; ``backward`` adds to
+    gradients that are views of another. For a small model that takes half the time of ``functional_call``.
+    """
+
+    def __init__(self, task: Task, model: nn.Module, flat: Flat, buffer_flat: Flat, device: torch.device) -> None:
+        self.task, self.model = task, copy.deepcopy(model).train()
+        self.point = torch.zeros(flat.size, dtype=flat.dtype, device=device)
+        self.gradient = torch.zeros_like(self.point)
+        self.buffers = torch.zeros(buffer_flat.size, dtype=buffer_flat.dtype, device=device)
+        parameters, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
+        # A vector of several dtypes is of the widest: what is narrower cannot be a view of it.
+        self.narrow = [(part, parameters[part.name]) for part in flat.parts if part.dtype != flat.dtype]
+        self.narrow_buffers = [
+            (part, buffers[part.name]) for part in buffer_flat.parts if part.dtype != buffer_flat.dtype
+        ]
+        for part in flat.parts:
+            if part.dtype == flat.dtype:
+                parameters[part.name].data = part.view(self.point)
+                parameters[part.name].grad = part.view(self.gradient)
+        for part in buffer_flat.parts:
+            if part.dtype == buffer_flat.dtype:
+                buffers[part.name].data = part.view(self.buffers)
+        self.counters = [buffer for buffer in buffers.values() if not buffer.is_floating_point()]
+        self.counted = [counter.clone() for counter in self.counters]
+
+    def __call__(
+        self, points: Tensor, buffers: Tensor, ranks: list[int], index: Tensor, inputs: Tensor, targets: Tensor
+    ) -> Tensor:
+        losses = []
+        for rank, x, y in zip(ranks, inputs, targets, strict=True):
+            self.point.copy_(points[rank])
+            self.buffers.copy_(buffers[rank])
+            losses.append(self.compute(x, y))
+            points[rank].copy_(self.gradient)
+            buffers[rank].copy_(self.buffers)
+        return torch.stack(losses)
+
+    @torch.no_grad()
+    def compute(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """The loss at ``self.point``, and its gradient into ``self.gradient``."""
+        self.gradient.zero_()
+        for part, parameter in self.narrow:
+            parameter.copy_(part.view(self.point))
+            parameter.grad = None
+        for part, buffer in self.narrow_buffers:
+            buffer.copy_(part.view(self.buffers))
+        if self.counters:
+            torch._foreach_copy_(self.counters, self.counted)
+        with torch.enable_grad():
+            data = inputs if self.task.prepare is None else self.task.prepare(inputs)
+            loss = self.task.loss(self.model(data), targets)
+            loss.backward()
+        for part, parameter in self.narrow:
+            if parameter.grad is not None:
+                part.view(self.gradient).copy_(parameter.grad)
+        for part, buffer in self.narrow_buffers:
+            part.view(self.buffers).copy_(buffer)
+        return loss.detach()
+
+
+class SingleGraph:
+    """One worker after the other, each by one launch of a captured CUDA graph."""
+
+    def __init__(self, single: Single) -> None:
+        self.single = single
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(
+        self, points: Tensor, buffers: Tensor, ranks: list[int], index: Tensor, inputs: Tensor, targets: Tensor
+    ) -> Tensor:
+        if self.graph is None:
+            self.inputs, self.targets = inputs[0].clone(), targets[0].clone()
+            self.graph, self.loss = capture(lambda: self.single.compute(self.inputs, self.targets), points.device)
+        losses = []
+        for rank, x, y in zip(ranks, inputs, targets, strict=True):
+            self.single.point.copy_(points[rank])
+            self.single.buffers.copy_(buffers[rank])
+            self.inputs.copy_(x)
+            self.targets.copy_(y)
+            self.graph.replay()
+            points[rank].copy_(self.single.gradient)
+            buffers[rank].copy_(self.single.buffers)
+            losses.append(self.loss.clone())
+        return torch.stack(losses)
+
+
+class Batched:
+    """Many workers by one ``vmap`` over their rows."""
+
+    def __init__(self, loss: Loss, flat: Flat, buffer_flat: Flat) -> None:
+        self.loss, self.flat, self.buffer_flat = loss, flat, buffer_flat
+
+    def __call__(
+        self, points: Tensor, buffers: Tensor, ranks: list[int], index: Tensor, inputs: Tensor, targets: Tensor
+    ) -> Tensor:
+        if len(ranks) == len(points):
+            return self.compute(points, buffers, inputs, targets)
+        some, own = points.index_select(0, index), buffers.index_select(0, index)
+        losses = self.compute(some, own, inputs, targets)
+        scatter(points, index, some)
+        scatter(buffers, index, own)
+        return losses
+
+    @torch.no_grad()
+    def compute(self, points: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Replace all ``points`` by their gradients; the losses."""
+        # Each parameter is a leaf of its own: the derivative of taking a piece of a row is a whole row of zeros.
+        leaves = {part.name: part.view(points).to(part.dtype).detach().requires_grad_() for part in self.flat.parts}
+        # And so each buffer: under vmap batch norm would write into a copy of what is only a piece of a row.
+        own = {part.name: part.view(buffers).to(part.dtype).contiguous() for part in self.buffer_flat.parts}
+        with torch.enable_grad():
+            losses = vmap(self.loss, randomness="different")(leaves, own, inputs, targets)
+            gradients = torch.autograd.grad(
+                losses.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True
+            )
+        for part, gradient in zip(self.flat.parts, gradients, strict=True):
+            part.view(points).copy_(gradient)
+        for part in self.buffer_flat.parts:
+            part.view(buffers).copy_(own[part.name])
+        return losses.detach()
+
+
+class BatchedGraphs:
+    """Many workers by one launch of a captured CUDA graph; one graph per size, in powers of two.
+
+    The dozens of small kernels of a batch take the GPU less time than it takes to launch them.
+    """
+
+    def __init__(self, batched: Batched, most: int) -> None:
+        self.batched, self.most = batched, most
+        self.static: tuple[Tensor, ...] = ()
+        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        # They never run at the same time, and what they return is copied at once: they may share their memory.
+        self.pool = torch.cuda.graph_pool_handle()
+        self.possible = True
+
+    def __call__(
+        self, points: Tensor, buffers: Tensor, ranks: list[int], index: Tensor, inputs: Tensor, targets: Tensor
+    ) -> Tensor:
+        count = len(ranks)
+        size = min(self.most, 1 << (count - 1).bit_length())
+        if self.possible and size not in self.graphs:
+            self.possible = self._capture(size, points, buffers, inputs, targets)
+        if not self.possible:
+            return self.batched(points, buffers, ranks, index, inputs, targets)
+        some, own, x, y = (tensor[:count] for tensor in self.static)
+        torch.index_select(points, 0, index, out=some)
+        torch.index_select(buffers, 0, index, out=own)
+        x.copy_(inputs)
+        y.copy_(targets)
+        graph, losses = self.graphs[size]
+        graph.replay()
+        points.index_copy_(0, index, some)
+        buffers.index_copy_(0, index, own)
+        return losses[:count].clone()
+
+    def _capture(self, size: int, points: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor) -> bool:
+        """Capture the graph of this size; False if the model cannot be captured."""
+        if not self.static:
+            shapes = [(self.most, *tensor.shape[1:]) for tensor in (points, buffers, inputs, targets)]
+            self.static = tuple(
+                tensor.new_zeros(shape)
+                for tensor, shape in zip((points, buffers, inputs, targets), shapes, strict=True)
+            )
+        rows = [tensor[:size] for tensor in self.static]
+        try:
+            self.graphs[size] = capture(lambda: self.batched.compute(*rows), points.device, self.pool)
+        except RuntimeError:  # it copies from the CPU, or looks at a number
+            return False
+        return True
+
+
+def capture(
+    compute: Callable[[], Tensor], device: torch.device, pool: Any = None
+) -> tuple[torch.cuda.CUDAGraph, Tensor]:
+    """``compute`` as a CUDA graph, and the tensor that will hold what it returns."""
+    side = torch.cuda.Stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        for _ in range(3):
+            compute()
+    torch.cuda.current_stream(device).wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, pool=pool):
+        result = compute()
+    return graph, result

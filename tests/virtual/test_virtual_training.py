@@ -1,0 +1,271 @@
+"""Real gradients and real optimizers in simulated time: the same numbers as plain torch."""
+
+import math
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gossamer import optim
+from gossamer.config import make_schedule, resolve
+from gossamer.errors import InputError
+from gossamer.tasks import Task
+from gossamer.virtual.simulation import make_cluster, simulate
+from plain_training import (
+    batches_of,
+    cluster_of,
+    flat,
+    make_precise_run,
+    make_run,
+    simulated,
+    train_alone,
+)
+
+APART = {"method": "localsgd", "period": 1000, "compute": "constant:1s"}
+"""Nobody ever averages: each worker trains alone."""
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory):
+    path = tmp_path_factory.mktemp("text") / "input.txt"
+    path.write_text("".join(np.random.default_rng(0).choice(list("abcdefgh \n"), 1500)))
+    return str(path)
+
+
+@pytest.mark.parametrize("task", ["mlp", "conv", "shakespeare"])
+def test_batched_gradients_are_those_of_one_worker_after_the_other(task, text):
+    if task == "shakespeare":
+        values = {"task": "shakespeare", "data": text, "batch": 2, "optimizer": "sgd", "steps": 2}
+    else:
+        values = {"task": "digits", "model": task, "batch": 8, "optimizer": "sgd", "steps": 4}
+    one, other = (simulated(**values, method="gossip", workers=3, gradients=way) for way in ("batched", "loop"))
+    torch.testing.assert_close(one.model, other.model, rtol=0, atol=1e-5)
+    assert one.final.loss == pytest.approx(other.final.loss, rel=1e-5)
+    assert one.final.accuracy == pytest.approx(other.final.accuracy, abs=0.003)
+    assert one.final.train_loss == pytest.approx(other.final.train_loss, rel=1e-5)
+    for name, tensor in one.weights.items():
+        torch.testing.assert_close(tensor, other.weights[name], rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("way", ["batched", "loop"])
+def test_batch_norm_keeps_its_statistics_per_worker_and_averages_them_for_evaluation(way):
+    values = {"task": "digits", "model": "conv", "workers": 3, "batch": 8, "steps": 4, "gradients": way, **APART}
+    run = make_run(**values)
+    result = simulate(run)
+    optimizer = partial(torch.optim.SGD, lr=run.config.lr, momentum=0.9)
+    alone = [train_alone(run, optimizer, 4, ranks=[rank]) for rank in range(3)]
+    mean = {
+        name: torch.stack([model.state_dict()[name].double() for model in alone]).mean(0) for name in result.weights
+    }
+    assert any("running_mean" in name for name in mean)
+    for name, tensor in result.weights.items():
+        torch.testing.assert_close(tensor.double(), mean[name], rtol=0, atol=1e-5, msg=name)
+    # The loss is that of the averaged model with the averaged statistics.
+    model = run.task.model()
+    model.load_state_dict(result.weights, strict=False)
+    model.eval()
+    with torch.no_grad():
+        outputs = model(run.task.test[0])
+    assert result.final.loss == pytest.approx(float(run.task.loss(outputs, run.task.test[1])), rel=1e-4)
+    assert result.final.accuracy == pytest.approx(float(run.task.correct(outputs, run.task.test[1])), abs=1e-6)
+
+
+def test_each_worker_is_scored_with_its_own_model():
+    run = make_run(task="digits", workers=3, batch=8, steps=15, **APART)
+    result = simulate(run)
+    accuracies = []
+    for rank in range(3):
+        model = train_alone(run, partial(torch.optim.SGD, lr=run.config.lr, momentum=0.9), 15, ranks=[rank])
+        with torch.no_grad():
+            accuracies.append(float(run.task.correct(model(run.task.test[0]), run.task.test[1])))
+    got = result.final.worker_accuracy
+    assert (got.min, got.mean, got.max) == pytest.approx(
+        (min(accuracies), sum(accuracies) / 3, max(accuracies)), abs=0.004
+    )
+
+
+@pytest.mark.parametrize("name", optim.names())
+def test_one_virtual_worker_with_any_optimizer_is_a_plain_torch_loop(name):
+    values = {"task": "digits", "method": "gossip", "workers": 1, "batch": 8, "steps": 7, "optimizer": name}
+    lr = make_run(task="quadratic", workers=1, method="gossip", optimizer=name).config.lr
+    if name == "muon":  # takes matrices only, and the biases here are vectors
+        with pytest.raises(InputError, match="muon"):
+            simulated(**values)
+        return
+    run = make_precise_run(**values, lr=lr)
+    expected = train_alone(run, partial(optim.make, name, lr=lr), steps=7)
+    torch.testing.assert_close(simulate(run).model, flat(expected), rtol=0, atol=1e-7)
+
+
+OPTIMIZERS = {
+    "sgd": partial(torch.optim.SGD, lr=0.1),
+    "momentum": partial(torch.optim.SGD, lr=0.1, momentum=0.8, weight_decay=0.02),
+    "nesterov": partial(torch.optim.SGD, lr=0.1, momentum=0.8, nesterov=True),
+    "dampened": partial(torch.optim.SGD, lr=0.1, momentum=0.8, dampening=0.3),
+    "maximize": partial(torch.optim.SGD, lr=0.01, maximize=True),
+    "adam": partial(torch.optim.Adam, lr=0.05, weight_decay=0.1),
+    "amsgrad": partial(torch.optim.Adam, lr=0.05, amsgrad=True),
+    "adamw": partial(torch.optim.AdamW, lr=0.05, weight_decay=0.1),
+    "accumadam": partial(optim.AccumAdam, lr=0.05, period=3, weight_decay=0.1),
+    "accumadamw": partial(optim.AccumAdamW, lr=0.05, period=3, weight_decay=0.1),
+    "rmsprop": partial(torch.optim.RMSprop, lr=0.05),
+}
+
+
+class Wave(torch.nn.Module):
+    """Something whose gradient is not the same everywhere, in float64 and in two pieces."""
+
+    def __init__(self):
+        super().__init__()
+        self.w = torch.nn.Parameter(torch.linspace(-1, 1, 6, dtype=torch.float64).view(2, 3))
+        self.b = torch.nn.Parameter(torch.ones(3, dtype=torch.float64))
+
+    def forward(self, inputs):
+        return torch.sin(inputs @ self.w + self.b)
+
+
+def wave_task(workers):
+    inputs = torch.from_numpy(np.random.default_rng(1).standard_normal((12 * workers, 2)))
+    targets = torch.from_numpy(np.random.default_rng(2).standard_normal((12 * workers, 3)))
+    return Task(
+        name="wave",
+        model=Wave,
+        train=(inputs, targets),
+        test=(inputs, targets),
+        loss=lambda outputs, targets: (outputs - targets).square().mean(),
+    )
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_updates_of_many_workers_at_once_are_those_of_torchs_own_optimizers(name):
+    """Workers of different speed, so that rows with different step counts are updated together."""
+    (run,) = resolve(
+        {"workers": 5, "batch": 3, "steps": 12, "straggler": "0:3.5,3:0.4", "schedule": "cosine", **APART}
+        | {"compute": "lognormal:1s,0.3"},
+        task=wave_task(5),
+        make_optimizer=OPTIMIZERS[name],
+    )
+    cluster = make_cluster(run)
+    cluster.run_until(12.5)
+    made = [worker.made for worker in cluster.workers]
+    assert len(set(made)) >= 3
+    for rank, steps in enumerate(made):
+        model = Wave()
+        opt = OPTIMIZERS[name](model.parameters())
+        schedule = torch.optim.lr_scheduler.LambdaLR(opt, make_schedule("cosine", 12, 0))
+        batches = batches_of(run)[rank]
+        for step in range(steps):
+            samples = batches.take(step)
+            opt.zero_grad()
+            run.task.loss(model(run.task.train[0][samples]), run.task.train[1][samples]).backward()
+            opt.step()
+            schedule.step()
+        torch.testing.assert_close(cluster.rows()[rank], flat(model), rtol=0, atol=1e-10)
+
+
+def test_parameter_groups_keep_their_own_learning_rates():
+    def grouped(parameters):
+        parameters = list(parameters)
+        matrices = [parameter for parameter in parameters if parameter.dim() == 2]
+        vectors = [parameter for parameter in parameters if parameter.dim() == 1]
+        return torch.optim.SGD([{"params": matrices, "lr": 0.2}, {"params": vectors, "lr": 0.05}])
+
+    (run,) = resolve({"workers": 1, "batch": 3, "steps": 6, **APART}, task=wave_task(1), make_optimizer=grouped)
+    expected = train_alone(run, grouped, steps=6)
+    torch.testing.assert_close(simulate(run).model, flat(expected), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["constant", "cosine", "linear", "step"])
+@pytest.mark.parametrize("warmup", [0, 4])
+def test_learning_rates_follow_their_schedule(kind, warmup):
+    run = make_run(
+        task="quadratic", dim=2, workers=1, method="allreduce", steps=20, schedule=kind, lr_warmup=warmup, lr=0.3
+    )
+    b = run.task.train[0][0].double()
+    x = torch.zeros(2, dtype=torch.float64)
+    for step in range(20):
+        done = (step - warmup) / (20 - warmup)
+        factor = {
+            "constant": 1.0,
+            "cosine": 0.5 * (1 + math.cos(math.pi * done)),
+            "linear": 1 - done,
+            "step": 1.0 if done < 0.5 else 0.1 if done < 0.75 else 0.01,
+        }[kind]
+        if step < warmup:
+            factor = (step + 1) / warmup
+        x = x - 0.3 * factor * (x - b)
+    torch.testing.assert_close(simulate(run).model.double(), x, rtol=0, atol=1e-6)
+
+
+def test_a_schedule_of_the_users_own():
+    (run,) = resolve(
+        {"workers": 1, "batch": 3, "steps": 5, "lr": 0.1, "momentum": 0.0, **APART},
+        task=wave_task(1),
+        schedule=lambda step: 0.0 if step else 1.0,
+    )
+    torch.testing.assert_close(
+        simulate(run).model, flat(train_alone(run, partial(torch.optim.SGD, lr=0.1), steps=1)), rtol=0, atol=1e-12
+    )
+
+
+@given(seed=st.integers(0, 1000), look=st.lists(st.floats(0.01, 0.8), max_size=6))
+@settings(max_examples=12)
+def test_looking_at_a_run_does_not_change_it(seed, look):
+    """Operations are written down and executed later, in batches; when does not matter."""
+    values = {"task": "quadratic", "dim": 3, "workers": 5, "method": "a2cid2", "seed": seed, "noise": 0.5}
+    quiet, watched = cluster_of(**values), cluster_of(**values)
+    quiet.run_until(0.8)
+    for time in sorted(look):
+        watched.run_until(time)
+        watched.consensus()
+    watched.run_until(0.8)
+    torch.testing.assert_close(quiet.rows(), watched.rows(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("clock", ["ideal", "hardware"])
+@pytest.mark.parametrize("method", ["gossip", "allreduce", "divisible"])
+def test_a_diverged_run_says_when_and_where_and_keeps_what_it_has(method, clock):
+    result = simulated(task="quadratic", method=method, workers=3, steps=80, lr=1e6, clock=clock, momentum=0.0)
+    if method == "divisible":
+        assert result.diverged is None  # Adam's steps are as long as the learning rate, and no longer
+        return
+    assert result.diverged is not None
+    assert 0 < result.diverged.time <= result.final.time + 3
+    assert result.diverged.rank in range(3)
+    assert 0 < result.diverged.step < 80
+    assert f"worker {result.diverged.rank}" in str(result.diverged)
+    assert 1 < len(result.history) < 81
+    assert all(point.loss is None or math.isfinite(point.loss) or point.loss > 0 for point in result.history)
+    document = result.document()
+    assert document["diverged"] == {
+        "time": result.diverged.time, "worker": result.diverged.rank, "step": result.diverged.step
+    }  # fmt: skip
+
+
+def test_the_first_loss_that_is_not_finite_is_the_one_that_is_named():
+    """Worker 1 alone has data that overflows."""
+    inputs = torch.tensor([[1.0], [1e30], [1.0]])
+
+    class Product(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.w = torch.nn.Parameter(torch.ones(1))
+
+        def forward(self, x):
+            return (self.w * x) ** 2
+
+    task = Task(
+        name="overflow",
+        model=Product,
+        train=(inputs, torch.zeros(3)),
+        test=(inputs[:1], torch.zeros(1)),
+        loss=lambda outputs, targets: outputs.mean(),
+        own_data=True,
+        defaults={"batch": 1, "lr": 1e-3},
+    )
+    (run,) = resolve({"method": "gossip", "workers": 3, "steps": 5, "compute": "constant:1s"}, task=task)
+    result = simulate(run)
+    assert (result.diverged.rank, result.diverged.step, result.diverged.time) == (1, 0, 1.0)
