@@ -193,7 +193,7 @@ def memory(args: argparse.Namespace) -> list[dict[str, Any]]:
     return rows
 
 
-def one_memory(method: str, way: str, device: str, seed: int, workers: int = 8) -> dict[str, Any]:
+def one_memory(method: str, way: str, device: str, seed: int, workers: int = 16) -> dict[str, Any]:
     """In a process of its own, since a peak never goes down."""
     task = large_task(seed)
     run = resolved(workers=workers, method=method, gradients=way, device=device, seed=seed, batch=8)

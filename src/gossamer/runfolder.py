@@ -13,7 +13,6 @@ Files are written beside their place and then renamed, so that none is ever half
 from __future__ import annotations
 
 import json
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -105,9 +104,7 @@ def _replace(path: Path, write: Callable[[Path], Any]) -> None:
 
 
 def _toml(value: Any) -> str:
-    # JSON's strings, numbers and booleans are TOML's too, but for these.
-    if isinstance(value, float) and math.isinf(value):
-        return "inf" if value > 0 else "-inf"
+    # JSON's strings, numbers and booleans are TOML's too, but for one letter.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 

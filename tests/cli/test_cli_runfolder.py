@@ -151,49 +151,27 @@ def test_a_config_that_is_a_folder_or_not_text(gossamer, tmp_path):
 
 
 @pytest.mark.parametrize(
-    "arguments",
+    "options",
     [
-        ("--task", "quadratic", "--method", "a2cid2", "--rate", "2", "--noise", "0.1"),
-        (
-            "--task",
-            "digits",
-            "--method",
-            "divisible",
-            "--clip",
-            "inf",
-            "--epochs",
-            "0.1",
-            "--partition",
-            "dirichlet:0.3",
-        ),
-        ("--task", "quadratic", "--method", "overlap", "--clock", "ideal", "--optimizer", "AccumAdamW"),
-        (
-            "--task",
-            "quadratic",
-            "--method",
-            "lasgd",
-            "--straggler",
-            "1:3",
-            "--fail",
-            "0@0.1",
-            "--compute",
-            "constant:9ms",
-        ),
+        "--task quadratic --method a2cid2 --rate 2 --noise 0.1",
+        "--task digits --method divisible --clip 5 --epochs 0.1 --partition dirichlet:0.3",
+        "--task quadratic --method overlap --clock ideal --optimizer AccumAdamW",
+        "--task quadratic --method lasgd --straggler 1:3 --fail 0@0.1 --compute constant:9ms",
     ],
 )
-def test_a_folders_own_config_gives_the_run_again(gossamer, tmp_path, arguments):
+def test_a_folders_own_config_gives_the_run_again(gossamer, tmp_path, options):
     def figures(*given):
         (result,) = gossamer("simulate", *given, "--json").document["results"]
         for point in (result, *result["history"]):
             del point["wall_s"]
         return result
 
-    first = figures(*arguments, "--workers", "3", "--steps", "12", "--seed", "5", "--out", "run")
+    first = figures(*options.split(), "--workers", "3", "--steps", "12", "--seed", "5", "--out", "run")
     assert figures("--config", "run/config.toml", "--out", "again") == first
     before, after = (tomllib.loads((tmp_path / name / "config.toml").read_text()) for name in ("run", "again"))
     assert before == after
 
 
 def test_a_strange_command_line_does_not_spoil_the_config(gossamer, quick, tmp_path):
-    gossamer(*quick, "--compute", "constant:5ms", "--straggler", "\n1:2,\x7f2:3".replace("\x7f", ""), "--out", "run")
-    assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["straggler"] == "\n1:2,2:3"
+    gossamer(*quick, "--straggler", "\n1:2,\t2:3", "--out", "run")
+    assert tomllib.loads((tmp_path / "run" / "config.toml").read_text())["straggler"] == "\n1:2,\t2:3"

@@ -272,6 +272,46 @@ def test_training_goes_on_when_workers_leave_and_join(name, clock, fail, join, a
 
 
 @each_method
+@pytest.mark.parametrize("slow", range(5))
+def test_nobody_waits_for_what_a_worker_missed_while_it_was_away(name, slow):
+    """It comes back while others are at different steps, and some averagings are under way without it."""
+    for join in ("2@5.86", "2@8.2", "2@11.3"):
+        cluster = make_cluster(
+            make_run(
+                **QUADRATIC, method=name, workers=5, fail="2@3.1", join=join, straggler=f"{slow}:4",
+                compute="lognormal:1s,0.4", link="50b/200ms", lr=0.05,
+            )
+        )  # fmt: skip
+        cluster.run_until(20.0)
+        made = [worker.made for worker in cluster.workers]
+        cluster.run_until(60.0)
+        assert all(worker.made > before for worker, before in zip(cluster.workers, made, strict=True))
+
+
+@each_method
+def test_a_worker_that_comes_back_has_forgotten_what_it_had(name):
+    """What it takes over is what its peer has in common with all; the rest of the method's vectors begins at zero."""
+    run = make_run(
+        **QUADRATIC, method=name, workers=4, fail="2@30.5", join="2@40.5", compute="constant:1s", link="inf", steps=50
+    )
+    cluster = make_cluster(run)
+    cluster.run_until(40.4)
+    before = {vector: row + 0.0 for vector, row in cluster.workers[2].vectors.items()}
+    cluster.run_until(40.5)
+    worker = cluster.workers[2]
+    assert worker.alive
+    assert worker.step == cluster.workers[1].step
+    torch.testing.assert_close(worker.x + 0.0, cluster.workers[1].x + 0.0)
+    for vector, row in worker.vectors.items():
+        if vector in METHODS[name].shared:
+            assert torch.equal(row + 0.0, cluster.workers[1].vector(vector) + 0.0)
+        else:
+            assert not (row + 0.0).any()
+    if name in ("a2cid2", "divisible"):
+        assert any(vector.any() for vector in before.values())
+
+
+@each_method
 def test_a_whole_run_with_a_failure_ends_and_says_what_happened(name):
     result = simulated(
         **QUADRATIC, method=name, workers=4, steps=20, compute="constant:1s", link="inf", fail="3@4.5", join="3@9.5"

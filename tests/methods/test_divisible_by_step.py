@@ -4,10 +4,11 @@ import pytest
 import torch
 
 from gossamer import compress
+from gossamer.config import resolve
 from gossamer.errors import InputError
 from gossamer.methods.divisible import Divisible, common
 from gossamer.virtual.simulation import make_cluster, simulate
-from plain_training import each_step, make_precise_run, make_run, simulated
+from plain_training import each_step, make_precise_run, make_run, precise_task, simulated, trajectory
 
 RUN = {"task": "digits", "method": "divisible", "workers": 4, "batch": 8, "clock": "ideal", "ratio": 16.0}
 
@@ -50,6 +51,59 @@ def test_gradient_mass_is_conserved_and_replicas_are_alike_at_every_step(compres
 def test_replicas_are_alike_to_the_bit_in_float32_too(gradients):
     result = simulate(make_run(**{**RUN, "clock": "hardware"}, steps=30, straggler="1:4", gradients=gradients))
     assert [point.consensus for point in result.history] == [0.0] * len(result.history)
+
+
+def written_out(b, *, steps, period, delay, warmup, lookahead, clip, keep, lr=0.05, beta1=0.9, beta2=0.999, eps=1e-8):
+    """The formulas of methods.md on the quadratic, with top-k; x after every step."""
+    n, dim = b.shape
+    x, m, v = (torch.zeros(dim, dtype=torch.float64) for _ in range(3))
+    a, flying = (torch.zeros(n, dim, dtype=torch.float64) for _ in range(2))
+    w, started, sent_gradients = 0.0, None, None
+
+    def bounded(vector):
+        return vector.clamp(-clip, clip)
+
+    for t in range(steps):
+        y = x.expand(n, dim)
+        if w:
+            y = x - lookahead * lr * bounded((a + flying) / ((v / w).sqrt() + eps))
+        g = y - b
+        if t < warmup:
+            arrived = g.mean(0)
+            v, w = beta2 * v + (1 - beta2) * arrived**2, beta2 * w + (1 - beta2)
+        else:
+            p = g + a
+            c = torch.zeros_like(p)
+            for i in range(n):
+                largest = p[i].abs().topk(keep).indices
+                c[i, largest] = p[i, largest]
+            a = p - c
+            arrived = c.mean(0)
+            due = (t - warmup) % period == 0
+            for departing in (False, True) if delay else (True, False):
+                if departing and due:
+                    flying, a, sent_gradients, started = a, torch.zeros_like(a), g, t
+                elif not departing and started is not None and t == started + delay:
+                    arrived = arrived + flying.mean(0)
+                    flying = torch.zeros_like(flying)
+                    v = beta2**period * v + (1 - beta2**period) * sent_gradients.mean(0) ** 2
+                    w = beta2**period * w + (1 - beta2**period)
+        m = beta1 * m + (1 - beta1) * arrived
+        x = x - lr * bounded(m / (1 - beta1 ** (t + 1)) / ((v / w).sqrt() + eps))
+        yield x
+
+
+@pytest.mark.parametrize(("period", "delay"), [(3, 3), (3, 1), (4, 2), (3, 0), (1, 1)])
+@pytest.mark.parametrize("lookahead", [0.0, 0.6])
+def test_training_follows_the_formulas_written_out(period, delay, lookahead):
+    task = precise_task(3, dim=7)
+    same = {"period": period, "delay": delay, "warmup": 2, "lookahead": lookahead, "clip": 1.5, "steps": 25}
+    (run,) = resolve(
+        {"method": "divisible", "workers": 3, "ratio": 3.0, "lr": 0.05, "clock": "ideal", **same}, task=task
+    )
+    found, _ = trajectory(run)
+    for t, expected in enumerate(written_out(task.train[0], keep=3, **same)):
+        torch.testing.assert_close(found[t, 1], expected, rtol=0, atol=1e-12, msg=f"after step {t}")
 
 
 def test_a_late_background_message_is_waited_for():

@@ -211,6 +211,23 @@ def test_a_schedule_of_the_users_own():
     )
 
 
+@pytest.mark.parametrize("name", ["sgd", "adam", "accumadam", "rmsprop"])
+def test_the_optimizer_of_a_worker_that_joins_begins_anew(name):
+    run = make_run(
+        task="quadratic", dim=4, workers=2, optimizer=name, lr=0.1, momentum=0.9, accum=3, **APART, fail="1@7.5",
+        join="1@10.5", steps=100,
+    )  # fmt: skip
+    cluster = make_cluster(run)
+    cluster.run_until(10.6)
+    x = torch.nn.Parameter(cluster.rows()[1].clone())
+    optimizer = optim.make(name, [x], lr=0.1, momentum=0.9, period=3)
+    for step in range(1, 6):
+        cluster.run_until(10.6 + step)
+        x.grad = x.detach() - run.task.train[0][1]
+        optimizer.step()
+        torch.testing.assert_close(cluster.rows()[1], x.detach(), rtol=1e-5, atol=1e-6)
+
+
 @given(seed=st.integers(0, 1000), look=st.lists(st.floats(0.01, 0.8), max_size=6))
 @settings(max_examples=12)
 def test_looking_at_a_run_does_not_change_it(seed, look):

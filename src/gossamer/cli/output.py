@@ -26,6 +26,9 @@ NARROW = 100
 
 SECONDS_BETWEEN_LINES = 5.0
 
+NOTHING = "–"
+"""What stands in a table where there is no figure."""
+
 GAP = 2
 """Spaces between two columns of a table."""
 
@@ -106,11 +109,11 @@ def size(num_bytes: float) -> str:
 
 
 def percent(share: float | None) -> str:
-    return "–" if share is None else f"{100 * share:.1f}%"
+    return NOTHING if share is None else f"{100 * share:.1f}%"
 
 
 def figure(value: float | None) -> str:
-    return "–" if value is None else f"{value:.3g}"
+    return NOTHING if value is None else f"{value:.3g}"
 
 
 class Progressing:

@@ -12,6 +12,7 @@ from typing import Any
 
 from gossamer.cli.options import add_run_options, given, shown_command
 from gossamer.cli.output import (
+    NOTHING,
     Progressing,
     counted,
     duration,
@@ -157,7 +158,7 @@ def _show(runs: list[Run], results: list[Result]) -> None:
             [
                 result.method,
                 duration(end.time) if c.clock == "hardware" else f"{end.time:.4g}",
-                f"{first.final.time / end.time:.2f}×" if _whole(first) and _whole(result) else "–",
+                f"{first.final.time / end.time:.2f}×" if _whole(first) and _whole(result) else NOTHING,
                 f"{end.steps}",
                 figure(end.loss),
                 percent(end.accuracy),
@@ -169,8 +170,12 @@ def _show(runs: list[Run], results: list[Result]) -> None:
             ]
         )
     title = f"{c.task}, {counted(c.workers, 'worker')}, {c.topology}, {c.clock} clock, seed {c.seed}"
-    left_out = print_table(title, list(COLUMNS), rows, numbers=True, spare=SPARE)
-    meanings = [f"{name}: {meaning}" for name, meaning in COLUMNS.items() if meaning and name not in left_out]
+    # What the task does not have, such as an accuracy, needs no column.
+    shown = [k for k in range(len(COLUMNS)) if any(row[k] != NOTHING for row in rows)]
+    names = [list(COLUMNS)[k] for k in shown]
+    spare = [name for name in SPARE if name in names]
+    left_out = print_table(title, names, [[row[k] for k in shown] for row in rows], numbers=True, spare=spare)
+    meanings = [f"{name}: {COLUMNS[name]}" for name in names if COLUMNS[name] and name not in left_out]
     time = "simulated seconds" if c.clock == "hardware" else "in expected gradients per worker"
     not_shown = f". Not shown for want of room: {', '.join(left_out)}" if left_out else ""
     print()
@@ -186,7 +191,7 @@ COLUMNS = {
     "speed": "against {first}",
     "steps": "per worker",
     "loss": "of the averaged model on the test set",
-    "accuracy": "likewise",
+    "accuracy": "of the same",
     "workers": "accuracy of their own models",
     "consensus": "how far the models are apart",
     "exchanges": "averagings, of two workers or of many",
@@ -206,6 +211,6 @@ def _whole(result: Result) -> bool:
 
 def _spread(spread: Spread) -> str:
     if spread.min is None or spread.max is None:
-        return "–"
+        return NOTHING
     least, most = percent(spread.min), percent(spread.max)
     return least if least == most else f"{least.removesuffix('%')}–{most}"

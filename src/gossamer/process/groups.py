@@ -67,6 +67,8 @@ class Group:
         self.wanted = 0
         self.present: list[int] = []
         self.deadline = Deadline(first_s=300.0, least_s=10.0)
+        self.given_up: Callable[[], bool] = lambda: False
+        """Whether there is no point in waiting for this group any more."""
         self._lanes: dict[str, Any] = {}
         self._lock = threading.RLock()
 
@@ -107,6 +109,9 @@ class Group:
         found = self.groups.point.get(f"{self.key}/wanted")
         if found is not None and int(found) > self.generation:
             self.wanted = max(self.wanted, int(found))
+        elif found is not None and int(found) < self.generation:
+            # Somebody has come who does not know how far we are.
+            self.want(self.generation + 1)
         if self.wanted > self.generation:
             self.groups.point.set(f"{self.key}/{self.wanted}/here/{self.groups.rank}", "1")
 
@@ -137,7 +142,7 @@ class Group:
         point, rank = self.groups.point, self.groups.rank
         name = f"{self.key}/{generation}"
         while True:
-            if self.groups.stopped():
+            if self.groups.stopped() or self.given_up():
                 raise Stopped
             point.set(f"{name}/here/{rank}", "1")
             found = point.get(f"{name}/members")

@@ -9,6 +9,7 @@ everybody leaves its own entries anew after a move.
 from __future__ import annotations
 
 import contextlib
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -111,4 +112,9 @@ class MeetingPoint:
 
     @staticmethod
     def _connect(host: str, port: int) -> dist.Store:
+        # Torch retries, and reports every refusal at length: look first whether anybody listens there.
+        try:
+            socket.create_connection((host, port), CONNECT_S).close()
+        except OSError as error:
+            raise RuntimeError(f"no store at {host}:{port}: {error}") from None
         return dist.TCPStore(host, port, None, False, timedelta(seconds=CONNECT_S), wait_for_workers=False)

@@ -92,9 +92,9 @@ class Pairing:
                 continue
             with self._changed:
                 until = began + self.reply.seconds
-                while self._offered is not None and self._agreed is None and time.monotonic() < until and edge.open:
+                while self._waiting() and time.monotonic() < until and edge.open:
                     self._changed.wait(min(POLL_S, max(0.001, until - time.monotonic())))
-                answered, self._offered = self._offered is None or self._agreed is not None, None
+                answered, self._offered = not self._waiting(), None
                 if self._agreed is not None:
                     self.reply.observe(time.monotonic() - began)
                     return self._take()
@@ -102,6 +102,10 @@ class Pairing:
                 # It may still accept what we have given up on: only a new edge is safe.
                 edge.drop()
         return None
+
+    def _waiting(self) -> bool:
+        """Whether our offer has no answer yet."""
+        return self._offered is not None and self._agreed is None
 
     def _take(self) -> Agreement:
         agreed, self._agreed, self._willing = self._agreed, None, False

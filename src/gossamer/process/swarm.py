@@ -129,28 +129,34 @@ class Swarm:
         self.point.moved.append(self._say_started)
         self.beats.beat()
         start = self.groups.group(self._everybody, "start")
-        if self.point.get("started") is not None:
-            self.position_new = True
-            self.news.append("came back: taking over a peer's weights")
-            if self.method.pairwise:
-                self.pairing.fresh = True
-            else:
-                with contextlib.suppress(Behind):
-                    group = self.groups.group(self._everybody)
-                    found = self.point.get(f"{group.key}/wanted")
-                    group.want(int(found) + 1 if found is not None else 1)
-                    group.regroup()
-        else:
-            self.position_new = self.place.rank != 0
+        # Nobody says that the run has started before everybody was there: who hears it and was not comes back.
+        start.given_up = lambda: self.point.get("started") is not None
+        self.position_new = self.place.rank != 0
+        try:
             with contextlib.suppress(Behind):
                 start.regroup()
-            self.position_new = False
             self._say_started()
+        except Stopped:
+            self._come_back()
+        self.position_new = False
         for rank in self._everybody:
             found = self.point.get(f"address/{rank}")
             if found is not None:
                 host, port = found.decode().split()
                 self.point.addresses.append((host, int(port)))
+
+    def _come_back(self) -> None:
+        """The run goes on already: take over the others' weights."""
+        self.position_new = True
+        self.news.append("came back: taking over a peer's weights")
+        if self.method.pairwise:
+            self.pairing.fresh = True
+            return
+        group = self.groups.group(self._everybody)
+        found = self.point.get(f"{group.key}/wanted")
+        group.want(int(found) + 1 if found is not None else 1)
+        with contextlib.suppress(Behind):
+            group.regroup()
 
     def _say_started(self) -> None:
         """Tell a worker that comes to the meeting point that the run goes on already."""
@@ -167,7 +173,10 @@ class Swarm:
     # The state that a worker which is behind takes over (groups.State)
 
     def position(self) -> int:
-        return -1 if self.position_new else self.worker.step
+        if self.position_new:
+            return -1
+        # Where nobody waits for anybody, nobody is behind.
+        return self.worker.step if self.method.lockstep else 0
 
     def tensors(self) -> list[Tensor]:
         shared = [name for name in self.method.shared if name in self.method.shared_vectors]
@@ -190,7 +199,8 @@ class Swarm:
             for name, value in zip(self.method.shared, tensors[-1][1:].tolist(), strict=True):
                 if value == value:
                     self.worker.scalars[name] = value
-            self.worker.step = max(position, 0)
+            if self.method.lockstep:
+                self.worker.step = max(position, 0)
             self.position_new = False
 
     def regrouped(self) -> None:
@@ -401,11 +411,13 @@ class Swarm:
 
     def _tend(self) -> None:
         while not self._finished:
-            self.point.go_home()
-            self.beats.beat()
-            self.neighbourhood.tend()
-            if not self._done:
-                self.groups.tend()
+            # Whatever the network does to one look, there is a next one.
+            with contextlib.suppress(RuntimeError):
+                self.point.go_home()
+                self.beats.beat()
+                self.neighbourhood.tend()
+                if not self._done:
+                    self.groups.tend()
             time.sleep(TEND_S)
 
     # What the user calls

@@ -19,7 +19,12 @@ WIDE_BYTES = 1 << 20
 GATHER_BYTES = 256 << 20
 """How much may be gathered from a matrix at a time."""
 
-COPY, ADD, SCALE, LERP, MEAN, GRADIENT, UPDATE = range(7)
+COPY, ADD, ADD_AGAIN, SCALE, LERP, MEAN, GRADIENT, UPDATE = range(8)
+
+
+def is_wide(width: int, dtype: torch.dtype) -> bool:
+    """Whether rows of this length are worked on one by one."""
+    return width * dtype.itemsize >= WIDE_BYTES
 
 
 class Matrix:
@@ -28,7 +33,7 @@ class Matrix:
     def __init__(self, key: int, num_rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
         self.key = key
         self.data = torch.zeros(num_rows, width, dtype=dtype, device=device)
-        self.wide = width * self.data.element_size() >= WIDE_BYTES
+        self.wide = is_wide(width, dtype)
         self.forget()
 
     def forget(self) -> None:
@@ -47,7 +52,8 @@ class Bucket:
         self.rows: list[int] = []
         """The rows of ``target`` that are written."""
         self.others: list[Any] = []
-        """For each of them the row of ``source`` that is read; for a mean, its members; for a gradient, its job."""
+        """For each of them the row of ``source`` that is read; for a mean, its members, each with its matrix (the same
+        for all, unless they are wide); for a gradient, its job."""
         self.numbers: list[float] = []
         """For each of them a coefficient or a learning rate."""
         # ``rows``, ``others`` and ``numbers`` on the device, once they are loaded.
@@ -88,8 +94,8 @@ class Bucket:
     def sources(self) -> list[int]:
         """The rows of ``source`` that are read, in a row."""
         if self.kind == MEAN:
-            return [member for members in self.others for member in members]
-        return self.others if self.kind in (COPY, ADD, LERP) else []
+            return [row for members in self.others for _, row in members]
+        return self.others if self.kind in (COPY, ADD, ADD_AGAIN, LERP) else []
 
     def run(self) -> None:
         """Do it, for the kinds that are plain arithmetic."""
@@ -159,9 +165,10 @@ class Bucket:
             if len(members) == len(data):
                 torch.mean(data, 0, out=out[row])
             elif self.target.wide:
-                torch.add(data[members[0]], data[members[1]], out=out[row])
-                for member in members[2:]:
-                    out[row].add_(data[member])
+                first, second, *others = (matrix.data[index] for matrix, index in members)
+                torch.add(first, second, out=out[row])
+                for other in others:
+                    out[row].add_(other)
                 out[row].div_(len(members))
             else:
                 torch.mean(data.index_select(0, self.other_index[at : at + len(members)]), 0, out=out[row])
@@ -200,9 +207,9 @@ def load(buckets: list[Bucket], dtype: torch.dtype, device: torch.device) -> Non
 def _run_one(kind: int, y: Tensor, v: Tensor, number: float) -> None:
     if kind == COPY:
         y.copy_(v)
-    elif kind == ADD:
-        y.add_(v, alpha=number)
     elif kind == SCALE:
         y.mul_(number)
-    else:
+    elif kind == LERP:
         y.lerp_(v, number)
+    else:
+        y.add_(v, alpha=number)

@@ -22,10 +22,26 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.virtual.buckets import ADD, COPY, GRADIENT, LERP, MEAN, SCALE, UPDATE, Bucket, Matrix, load
+from gossamer.virtual.buckets import (
+    ADD,
+    ADD_AGAIN,
+    COPY,
+    GRADIENT,
+    LERP,
+    MEAN,
+    SCALE,
+    UPDATE,
+    Bucket,
+    Matrix,
+    is_wide,
+    load,
+)
 
 WAVE = 1 << 20
 """Levels between two waves of gradients."""
+
+PHASES = 16
+"""Operations of one kind on the same matrices have levels that differ by multiples of this: see ``Tape._level``."""
 
 PENDING_LIMIT = 1 << 16
 """Operations written down before they are executed whether somebody looks or not."""
@@ -139,6 +155,32 @@ def _dense_inside(value: Any) -> Any:
     return dense(value)
 
 
+class Pool:
+    """Rows to lend: as many as there are workers to begin with; long ones are made one by one, as they are needed."""
+
+    def __init__(self, tape: Tape, width: int) -> None:
+        self.tape, self.width = tape, width
+        self.matrix: Matrix | None = None
+        self.free: deque[tuple[Matrix, int]] = deque()
+
+    def lend(self) -> tuple[Matrix, int]:
+        if not self.free:
+            self._grow()
+        return self.free.popleft()
+
+    def _grow(self) -> None:
+        matrix, start = self.matrix, 0
+        if matrix is None or matrix.wide:
+            many = 1 if is_wide(self.width, self.tape.dtype) else self.tape.num_workers
+            matrix = self.matrix = self.tape.matrix(self.width, many)
+        else:
+            self.tape.flush()
+            start = len(matrix.data)
+            matrix.data = torch.cat([matrix.data, torch.empty_like(matrix.data)])
+            matrix.forget()
+        self.free.extend((matrix, index) for index in range(start, len(matrix.data)))
+
+
 class Tape:
     """Operations written down, and how they are executed."""
 
@@ -147,33 +189,29 @@ class Tape:
         self.run_gradients: Callable[[Bucket], None] | None = None
         self.run_updates: Callable[[Bucket], None] | None = None
         self._matrices: list[Matrix] = []
-        self._pools: dict[int, tuple[Matrix, deque[int]]] = {}
+        self._pools: dict[int, Pool] = {}
         self._pending: dict[tuple[int, int, int, int], Bucket] = {}
         self._num_pending = 0
+        self._phases: dict[tuple[int, int, int], int] = {}
+        self._last_add = (0, 0, 0, 0)
 
-    def matrix(self, width: int) -> Matrix:
-        """A new matrix of zeros, one row per worker."""
-        made = Matrix(len(self._matrices), self.num_workers, width, self.dtype, self.device)
+    def matrix(self, width: int, num_rows: int | None = None) -> Matrix:
+        """A new matrix of zeros, one row per worker unless a number is given."""
+        rows = self.num_workers if num_rows is None else num_rows
+        made = Matrix(len(self._matrices), rows, width, self.dtype, self.device)
         self._matrices.append(made)
         return made
 
     def temporary(self, width: int) -> Temporary:
         """A row to keep something in for a while; its content is undefined."""
-        if width not in self._pools:
-            self._pools[width] = (self.matrix(width), deque(range(self.num_workers)))
-        pool, free = self._pools[width]
-        if not free:
-            self.flush()
-            size = len(pool.data)
-            # Long rows are too many bytes to keep in reserve.
-            more = max(1, size // 8) if pool.wide else size
-            pool.data = torch.cat([pool.data, pool.data.new_empty(more, width)])
-            pool.forget()
-            free.extend(range(size, size + more))
-        return Temporary(self, pool, free.popleft())
+        pool = self._pools.get(width)
+        if pool is None:
+            pool = self._pools[width] = Pool(self, width)
+        matrix, index = pool.lend()
+        return Temporary(self, matrix, index)
 
     def give_back(self, matrix: Matrix, index: int) -> None:
-        self._pools[matrix.data.shape[1]][1].append(index)
+        self._pools[matrix.data.shape[1]].free.append((matrix, index))
 
     def combine(self, kind: int, target: Row, other: Any, number: float) -> bool:
         """Write down ``target ← combination of target and other``; False if it cannot be left for later."""
@@ -184,8 +222,15 @@ class Tape:
             if kind == ADD:
                 self.scale(target, 1.0 + number)
             return True
-        level = max(y.written[i], y.read[i], v.written[j]) + 1
-        y.written[i] = level
+        level = y.written[i]
+        if kind == ADD and self._last_add == (y.key, i, v.key, level) and y.read[i] < level > v.written[j]:
+            # The second of two additions in a row, as every exchange makes them, needs no level of its own.
+            kind = ADD_AGAIN
+        else:
+            level = self._level(max(level, y.read[i], v.written[j]), kind, y, v)
+            y.written[i] = level
+            if kind == ADD:
+                self._last_add = (y.key, i, v.key, level)
         if v.read[j] < level:
             v.read[j] = level
         self._note(level, kind, y, v, i, j, number)
@@ -197,7 +242,7 @@ class Tape:
             target.tensor().mul_(factor)
             return
         y, i = target.matrix, target.index
-        level = max(y.written[i], y.read[i]) + 1
+        level = self._level(max(y.written[i], y.read[i]), SCALE, y, y)
         y.written[i] = level
         self._note(level, SCALE, y, y, i, i, factor)
 
@@ -212,13 +257,14 @@ class Tape:
                 total += dense(row)
             return total.div_(len(rows))
         out = self.temporary(len(first))
-        y, i, v, members = out.matrix, out.index, first.matrix, [row.index for row in rows]
-        level = max(y.written[i], y.read[i], max(v.written[j] for j in members)) + 1
+        y, i, members = out.matrix, out.index, [(row.matrix, row.index) for row in rows]
+        after = max(y.written[i], y.read[i], max(v.written[j] for v, j in members))
+        level = self._level(after, MEAN, y, first.matrix)
         y.written[i] = level
-        for j in members:
+        for v, j in members:
             if v.read[j] < level:
                 v.read[j] = level
-        self._note(level, MEAN, y, v, i, members, 0.0)
+        self._note(level, MEAN, y, first.matrix, i, members, 0.0)
         return out
 
     def gradient(self, row: Row, job: Any) -> None:
@@ -231,11 +277,23 @@ class Tape:
     def update(self, row: Row, gradient: Row, lr: float) -> None:
         """Write down one optimizer step on ``row`` with ``gradient``."""
         x, i, g = row.matrix, row.index, gradient.matrix
-        level = max(x.written[i], x.read[i], g.written[i]) + 1
+        level = self._level(max(x.written[i], x.read[i], g.written[i]), UPDATE, x, g)
         x.written[i] = level
         if g.read[i] < level:
             g.read[i] = level
         self._note(level, UPDATE, x, g, i, i, lr)
+
+    def _level(self, after: int, kind: int, y: Matrix, v: Matrix) -> int:
+        """The next level for operations of this kind on these matrices.
+
+        What workers do takes its turns: an exchange is a copy, additions, a scaling, in this order. If each kind has
+        its own levels, the exchanges of many workers run side by side although each began at another moment.
+        """
+        key = (kind, y.key, v.key)
+        phase = self._phases.get(key)
+        if phase is None:
+            phase = self._phases[key] = len(self._phases) % PHASES
+        return after + 1 + (phase - after - 1) % PHASES
 
     def _note(self, level: int, kind: int, y: Matrix, v: Matrix, i: int, other: Any, number: float) -> None:
         key = (level, kind, y.key, v.key)
@@ -254,7 +312,7 @@ class Tape:
         if not self._pending:
             return
         buckets = [self._pending[key] for key in sorted(self._pending)]
-        self._pending, self._num_pending = {}, 0
+        self._pending, self._num_pending, self._last_add = {}, 0, (0, 0, 0, 0)
         for matrix in self._matrices:
             matrix.forget()
         self._execute(buckets)

@@ -1,0 +1,23 @@
+"""Real processes that train together."""
+
+import pytest
+from real_workers import RealWorkers
+
+from gossamer.methods import METHODS
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("count", [1, 3])
+def test_every_method_ends_with_one_good_model(method: str, count: int) -> None:
+    with RealWorkers(count, method=method, steps=150, compute_s=0.0, other_start=True) as workers:
+        ends = workers.finished()
+    assert all(end["weights"] == ends[0]["weights"] for end in ends)
+    assert ends[0]["accuracy"] > 0.95
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_uneven_numbers_of_batches_are_normal(method: str) -> None:
+    with RealWorkers(3, method=method, steps=[100, 40, 100], compute_s=0.005) as workers:
+        ends = workers.finished()
+    assert all(end["weights"] == ends[0]["weights"] for end in ends)
+    assert ends[0]["accuracy"] > 0.9
