@@ -206,8 +206,9 @@ def _run(values: Mapping[str, Any], method: type[Method], shared: _Shared) -> Ru
         make_optimizer=shared.make_optimizer or partial(_optimizer, config),
         schedule=shared.schedule or make_schedule(config.schedule, config.steps, config.lr_warmup),
     )
-    # Two dimensions, since some optimizers take nothing else.
-    run.method().check_optimizer(run.make_optimizer([nn.Parameter(torch.zeros(1, 1))]))
+    if shared.make_optimizer is None:
+        # Two dimensions, since some optimizers take nothing else.
+        run.method().check_optimizer(run.make_optimizer([nn.Parameter(torch.zeros(1, 1))]))
     return run
 
 

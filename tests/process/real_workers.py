@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import json
+import multiprocessing
 import os
-import queue
 import signal
-import subprocess
-import sys
-import threading
 import time
-from collections.abc import Callable
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Any
+
+from training_script import train
 
 from gossamer.process.place import free_port
 
-SCRIPT = Path(__file__).with_name("training_script.py")
+# A server that has torch loaded already forks the workers: they start in no time, and are processes of their own.
+FORKS = multiprocessing.get_context("forkserver")
+FORKS.set_forkserver_preload(["gossamer.process.join"])
+
+Report = dict[str, Any]
 
 
 class RealWorker:
@@ -24,46 +25,38 @@ class RealWorker:
 
     def __init__(self, rank: int, environment: dict[str, str], order: dict[str, Any]) -> None:
         self.rank = rank
-        self.reports: list[dict[str, Any]] = []
-        self._lines: queue.Queue[dict[str, Any]] = queue.Queue()
-        self.process = subprocess.Popen(
-            [sys.executable, str(SCRIPT), json.dumps(order)],
-            env={**os.environ, **environment, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        self.errors: list[str] = []
-        threading.Thread(target=self._read, daemon=True).start()
-        threading.Thread(target=self._read_errors, daemon=True).start()
+        self.reports: list[Report] = []
+        self._incoming, outgoing = FORKS.Pipe(duplex=False)
+        self.process = FORKS.Process(target=train, args=(rank, environment, order, outgoing))
+        self.process.start()
+        outgoing.close()
 
-    def _read(self) -> None:
-        assert self.process.stdout is not None
-        for line in self.process.stdout:
-            self._lines.put(json.loads(line))
+    def signal(self, number: signal.Signals) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
 
-    def _read_errors(self) -> None:
-        assert self.process.stderr is not None
-        self.errors.extend(self.process.stderr)
+    def end(self) -> None:
+        """No process is left when this returns."""
+        if self.process.is_alive():
+            self.signal(signal.SIGCONT)
+            self.process.kill()
+        self.process.join()
+        self._incoming.close()
 
-    def until(self, wanted: Callable[[dict[str, Any]], bool], within_s: float = 60.0) -> dict[str, Any]:
+    def until(self, wanted: Callable[[Report], bool], within_s: float = 60.0) -> Report:
         """The first report from now on that is wanted."""
         end = time.monotonic() + within_s
-        while True:
-            try:
-                report = self._lines.get(timeout=max(0.01, end - time.monotonic()))
-            except queue.Empty:
-                tail = "".join(self.errors[-30:])
-                raise AssertionError(f"worker {self.rank} did not report in {within_s} s; it said:\n{tail}") from None
-            self.reports.append(report)
-            if wanted(report):
-                return report
+        while self._incoming.poll(max(0.0, end - time.monotonic())):
+            self.reports.append(self._incoming.recv())
+            if wanted(self.reports[-1]):
+                return self.reports[-1]
+        raise AssertionError(f"worker {self.rank} did not report in {within_s} s; its last: {self.reports[-1:]}")
 
-    def at(self, what: str, within_s: float = 60.0) -> dict[str, Any]:
+    def at(self, what: str, within_s: float = 60.0) -> Report:
         return self.until(lambda report: report["at"] == what, within_s)
 
-    def step(self, number: int, within_s: float = 60.0) -> dict[str, Any]:
-        return self.until(lambda report: report["at"] == "step" and report["step"] >= number, within_s)
+    def step(self, number: int) -> Report:
+        return self.until(lambda report: report["at"] == "step" and report["step"] >= number)
 
 
 class RealWorkers:
@@ -84,30 +77,29 @@ class RealWorkers:
 
     def __exit__(self, *_: object) -> None:
         for worker in self.workers:
-            worker.process.send_signal(signal.SIGCONT) if worker.process.poll() is None else None
-            worker.process.kill()
-            worker.process.wait()
+            worker.end()
 
     def __getitem__(self, rank: int) -> RealWorker:
         return self.workers[rank]
 
-    def __iter__(self):  # noqa: ANN204
+    def __iter__(self) -> Iterator[RealWorker]:
         return iter(self.workers)
 
     def kill(self, *ranks: int) -> None:
         for rank in ranks:
             self.workers[rank].process.kill()
         for rank in ranks:
-            self.workers[rank].process.wait()
+            self.workers[rank].end()
 
     def restart(self, rank: int) -> RealWorker:
         self.workers[rank] = RealWorker(rank, self.environment, self.order)
         return self.workers[rank]
 
-    def finished(self, ranks: list[int] | None = None, within_s: float = 60.0) -> list[dict[str, Any]]:
+    def finished(self, ranks: list[int] | None = None) -> list[Report]:
         """What the workers report in the end, once their processes have ended well."""
         chosen = [self.workers[rank] for rank in (range(len(self.workers)) if ranks is None else ranks)]
-        reports = [worker.at("finished", within_s) for worker in chosen]
+        reports = [worker.at("finished") for worker in chosen]
         for worker in chosen:
-            assert worker.process.wait(20) == 0, "".join(worker.errors[-30:])
+            worker.process.join(20)
+            assert worker.process.exitcode == 0
         return reports

@@ -1,6 +1,5 @@
 """Workers that are killed, stopped, poisoned and restarted while the others train."""
 
-import os
 import signal
 import time
 
@@ -45,9 +44,9 @@ def test_a_stopped_worker_is_passed_over_and_comes_back() -> None:
     with RealWorkers(4, method="gossip", steps=1200) as workers:
         for worker in workers:
             worker.step(50)
-        os.kill(workers[1].process.pid, signal.SIGSTOP)
+        workers[1].signal(signal.SIGSTOP)
         time.sleep(6)
-        os.kill(workers[1].process.pid, signal.SIGCONT)
+        workers[1].signal(signal.SIGCONT)
         ends = workers.finished()
         trained = [worker.reports[-2] for worker in workers]
     assert max(trained[rank]["longest"] for rank in (0, 2, 3)) < 1.0
@@ -76,7 +75,7 @@ def test_survivors_of_a_group_go_on(method: str) -> None:
 
 
 def test_weights_that_are_not_finite_do_not_spread() -> None:
-    with RealWorkers(3, method="gossip", topology="complete", steps=200, poison=[1, 60]) as workers:
+    with RealWorkers(3, method="gossip", topology="complete", steps=200, poison=(1, 60)) as workers:
         ends = workers.finished()
     assert any("our weights were not finite" in item for item in ends[1]["news"])
     assert all(end["weights"] == ends[0]["weights"] for end in ends)

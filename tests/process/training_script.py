@@ -1,9 +1,11 @@
-"""A small training job for the tests: one worker, told what to do by JSON in its argument, reporting line by line."""
+"""A small training job for the tests: one worker, told what to do, reporting as it goes."""
 
-import json
+from __future__ import annotations
+
 import os
-import sys
 import time
+from multiprocessing.connection import Connection
+from typing import Any
 
 import torch
 from torch import nn
@@ -11,13 +13,8 @@ from torch import nn
 from gossamer.process.join import join
 
 
-def report(**facts: object) -> None:
-    print(json.dumps(facts), flush=True)
-
-
-def main() -> None:
-    order = json.loads(sys.argv[1])
-    rank = int(os.environ["RANK"])
+def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Connection) -> None:
+    os.environ.update(environment, RANK=str(rank))
     torch.set_num_threads(1)
     torch.manual_seed(0)
     centres = torch.randn(4, 16) * 2
@@ -26,12 +23,10 @@ def main() -> None:
         for parameter in model.parameters():
             nn.init.ones_(parameter)
     kind = torch.optim.Adam if order["method"] == "divisible" else torch.optim.SGD
-    optimizer = kind(model.parameters(), lr=order.get("lr", 0.01 if kind is torch.optim.Adam else 0.05))
-    report(at="start")
-    swarm = join(
-        model, optimizer, method=order["method"], topology=order.get("topology", "ring"), **order.get("options", {})
-    )
-    report(at="joined", news=swarm.news)
+    optimizer = kind(model.parameters(), lr=0.01 if kind is torch.optim.Adam else 0.05)
+    out.send({"at": "start"})
+    swarm = join(model, optimizer, method=order["method"], topology=order.get("topology", "ring"))
+    out.send({"at": "joined", "news": swarm.news})
     generator = torch.Generator().manual_seed(rank)
     steps = order["steps"] if isinstance(order["steps"], int) else order["steps"][rank]
     longest, last = 0.0, time.monotonic()
@@ -40,27 +35,20 @@ def main() -> None:
         inputs = centres[labels] + torch.randn(16, 16, generator=generator)
         nn.functional.cross_entropy(model(inputs), labels).backward()
         time.sleep(order.get("compute_s", 0.01))
-        if order.get("poison") == [rank, step]:
-            with torch.no_grad():
-                next(model.parameters()).grad.fill_(float("nan"))
+        if order.get("poison") == (rank, step):
+            next(model.parameters()).grad.fill_(float("nan"))
         optimizer.step()
         optimizer.zero_grad()
         now = time.monotonic()
         longest, last = max(longest, now - last), now
         if step % 10 == 9:
             metrics = swarm.metrics()
-            report(at="step", step=step + 1, exchanges=metrics.exchanges, longest=longest, lost=metrics.lost)
-    report(at="trained", steps=swarm.metrics().steps, longest=longest)
+            out.send({"at": "step", "step": step + 1, "exchanges": metrics.exchanges, "longest": longest})
+    out.send({"at": "trained", "steps": swarm.metrics().steps, "longest": longest})
     swarm.finish()
     labels = torch.arange(4).repeat(100)
     inputs = centres[labels] + torch.randn(400, 16, generator=torch.Generator().manual_seed(99))
     with torch.no_grad():
         accuracy = float((model(inputs).argmax(1) == labels).float().mean())
     weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    report(
-        at="finished", accuracy=accuracy, weights=weights.tolist(), news=swarm.news, exchanges=swarm.metrics().exchanges
-    )
-
-
-if __name__ == "__main__":
-    main()
+    out.send({"at": "finished", "accuracy": accuracy, "weights": weights.tolist(), "news": swarm.news})

@@ -82,6 +82,10 @@ class A2CiD2(Method):
         if c > 0.0:
             out.add_(worker.vector("z"), alpha=c)
 
+    def finish(self, worker: Worker) -> Asking:
+        self.advance(worker)
+        yield from ()
+
     def background(self, worker: Worker) -> Asking:
         beyond = self.alpha_tilde - 0.5
         while True:

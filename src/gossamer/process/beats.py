@@ -19,6 +19,8 @@ class Beats:
     def __init__(self, rank: int, point: MeetingPoint) -> None:
         self.rank, self.point = rank, point
         self._count = 0
+        self.all_born = False
+        """Everybody has been there: one that is not heard of is not on its way but gone."""
         self._seen: dict[int, tuple[bytes | None, float]] = {}
 
     def beat(self) -> None:
@@ -35,4 +37,4 @@ class Beats:
         if seen is None or seen[0] != beat:
             self._seen[rank] = (beat, now)
             return False
-        return now - seen[1] > (BORN_S if beat is None else DEAD_S)
+        return now - seen[1] > (DEAD_S if beat is not None or self.all_born else BORN_S)

@@ -1,9 +1,10 @@
 """A model and its optimizer, seen as flat vectors.
 
-The parameters become views of one vector. A method without a background part works on that vector itself. For one with
-a background part there are two: ``weights``, which forward and backward read, and ``x``, which the method changes at
-any time; they meet only at the step boundary. During the optimizer's step the parameters are views of ``x``, so what the
-background did is under the update; after it they are views of ``weights`` again, which has received one copy.
+The parameters become views of one vector. A method without a background part works on that vector itself. For one
+with a background part there are two: ``weights``, which forward and backward read, and ``x``, which the method
+changes at any time; they meet only at the step boundary. During the optimizer's step the parameters are views of
+``x``, so what the background did is under the update; after it they are views of ``weights`` again, which has
+received one copy.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from gossamer.process.meeting_point import MeetingPoint
 POLL_S = 0.02
 BUILD_S = 10.0
 
-TRAIN = "train"
-"""The name of groups that train; a worker that is done leaves those."""
+START, TRAIN = "start", "train"
+"""Names of the group that begins the run, and of those that train: a worker that is done leaves the latter."""
 
 
 class Behind(Exception):
@@ -61,7 +61,10 @@ class Group:
     """One group of workers, over its generations."""
 
     def __init__(self, groups: Groups, name: str, members: tuple[int, ...]) -> None:
-        self.groups, self.members, self.training = groups, members, name == TRAIN
+        self.groups, self.members = groups, members
+        self.training = name == TRAIN
+        self.aligned = name in (START, TRAIN)
+        """Members of this group have to be at the same place before they go on."""
         self.key = f"group/{name}/" + hashlib.sha1(",".join(map(str, members)).encode()).hexdigest()[:16]
         self.generation = -1
         self.wanted = 0
@@ -131,7 +134,8 @@ class Group:
             if len(present) == 1:
                 break
             try:
-                self._align(self._lane("align"))
+                if self.aligned:
+                    self._align(self._lane("align"))
                 break
             except RuntimeError:
                 self._lanes.clear()

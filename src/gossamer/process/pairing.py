@@ -1,8 +1,8 @@
 """Who exchanges with whom, agreed between two neighbours and nobody else.
 
-A worker that is due offers an exchange to a neighbour picked at random; one that is in the middle of another declines,
-any other accepts at once, also when offers cross. Each worker makes half of its exchanges by offering and half by accepting, so an edge is
-used at rate (r/2)(1/d_i + 1/d_j): what A²CiD²'s constants assume.
+A worker that is due offers an exchange to a neighbour picked at random; one that is in the middle of another
+declines, any other accepts at once, also when offers cross. Each worker makes half of its exchanges by offering and
+half by accepting, so an edge is used at rate (r/2)(1/d_i + 1/d_j): what A²CiD²'s constants assume.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class Pairing:
                     left = wait_s()
                     if self._agreed is None and left > 0:
                         self._changed.wait(min(left, POLL_S))
-                    if self._agreed is not None:
-                        return self._take()
-                    if left > 0:
+                    agreement = self._take()
+                    if agreement is None and left > 0:
                         continue
-                agreement = self._offer_around()
+                if agreement is None:
+                    agreement = self._offer_around()
                 if agreement is not None:
                     return agreement
                 time.sleep(float(self.rng.uniform(0.001, 0.02)))
@@ -79,8 +79,9 @@ class Pairing:
             if edge is None:
                 continue
             with self._changed:
-                if self._agreed is not None:
-                    return self._take()
+                agreement = self._take()
+                if agreement is not None:
+                    return agreement
                 self._offers += 1
                 self._offered = (peer, self._offers)
             began = time.monotonic()
@@ -95,9 +96,10 @@ class Pairing:
                 while self._waiting() and time.monotonic() < until and edge.open:
                     self._changed.wait(min(POLL_S, max(0.001, until - time.monotonic())))
                 answered, self._offered = not self._waiting(), None
-                if self._agreed is not None:
-                    self.reply.observe(time.monotonic() - began)
-                    return self._take()
+                agreement = self._take()
+            if agreement is not None:
+                self.reply.observe(time.monotonic() - began)
+                return agreement
             if not answered:
                 # It may still accept what we have given up on: only a new edge is safe.
                 edge.drop()
@@ -107,9 +109,11 @@ class Pairing:
         """Whether our offer has no answer yet."""
         return self._offered is not None and self._agreed is None
 
-    def _take(self) -> Agreement:
-        agreed, self._agreed, self._willing = self._agreed, None, False
-        assert agreed is not None
+    def _take(self) -> Agreement | None:
+        """What has been agreed on, if anything."""
+        agreed, self._agreed = self._agreed, None
+        if agreed is not None:
+            self._willing = False
         return agreed
 
     def hear(self, peer: int, words: tuple[int, ...]) -> None:

@@ -21,7 +21,7 @@ from gossamer.process.beats import Beats
 from gossamer.process.binding import Binding
 from gossamer.process.deadline import Deadline
 from gossamer.process.edge import Lost
-from gossamer.process.groups import Behind, Group, Groups, Stopped
+from gossamer.process.groups import START, Behind, Group, Groups, Stopped
 from gossamer.process.neighbourhood import Neighbourhood
 from gossamer.process.pairing import Agreement, Pairing
 from gossamer.process.place import Place, own_host
@@ -128,7 +128,7 @@ class Swarm:
         self.point.set(f"address/{self.place.rank}", f"{address[0]} {address[1]}")
         self.point.moved.append(self._say_started)
         self.beats.beat()
-        start = self.groups.group(self._everybody, "start")
+        start = self.groups.group(self._everybody, START)
         # Nobody says that the run has started before everybody was there: who hears it and was not comes back.
         start.given_up = lambda: self.point.get("started") is not None
         self.position_new = self.place.rank != 0
@@ -139,6 +139,7 @@ class Swarm:
         except Stopped:
             self._come_back()
         self.position_new = False
+        self.beats.all_born = True
         for rank in self._everybody:
             found = self.point.get(f"address/{rank}")
             if found is not None:

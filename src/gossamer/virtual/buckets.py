@@ -19,6 +19,13 @@ WIDE_BYTES = 1 << 20
 GATHER_BYTES = 256 << 20
 """How much may be gathered from a matrix at a time."""
 
+PHASES = 16
+"""The levels of one channel differ by multiples of this.
+
+What workers do takes its turns: an exchange is a copy, additions, a scaling, in this order. If each of them has its own
+levels, the exchanges of many workers run side by side although each began at another moment.
+"""
+
 COPY, ADD, ADD_AGAIN, SCALE, LERP, MEAN, GRADIENT, UPDATE = range(8)
 
 
@@ -34,12 +41,36 @@ class Matrix:
         self.key = key
         self.data = torch.zeros(num_rows, width, dtype=dtype, device=device)
         self.wide = is_wide(width, dtype)
+        self.channels: dict[int, Channel] = {}
+        """By what is done and where it is read from: what is pending for the rows of this matrix."""
         self.forget()
 
     def forget(self) -> None:
         """Nothing is pending any more."""
         self.written = [0] * len(self.data)
         self.read = [0] * len(self.data)
+
+
+class Channel:
+    """Operations of one kind from one matrix into another that are pending, by level."""
+
+    __slots__ = ("buckets", "kind", "phase", "source", "target")
+
+    def __init__(self, kind: int, target: Matrix, source: Matrix, phase: int) -> None:
+        self.kind, self.target, self.source, self.phase = kind, target, source, phase
+        self.buckets: dict[int, Bucket] = {}
+
+    def level(self, after: int) -> int:
+        """The next level of this channel."""
+        return after + 1 + (self.phase - after - 1) % PHASES
+
+    def note(self, level: int, row: int, other: Any, number: float) -> None:
+        bucket = self.buckets.get(level)
+        if bucket is None:
+            bucket = self.buckets[level] = Bucket(self.kind, self.target, self.source)
+        bucket.rows.append(row)
+        bucket.others.append(other)
+        bucket.numbers.append(number)
 
 
 class Bucket:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.effects import Gather, Mean, Pair, Start, Steps, Swap, Ticket, Update, Wait
+from gossamer.errors import InputError
 from gossamer.methods import Method
 from gossamer.seeds import stream
 from gossamer.topology import Topology
@@ -118,6 +119,8 @@ class Cluster:
             self.events.at(time, ARRIVE, self._fail, rank)
         for rank, time in joins:
             self.events.at(time, ARRIVE, self._join, rank)
+        if not any(worker.alive for worker in self.workers):
+            raise InputError("--join lets every worker come later: expected at least one that is there from the start")
         for worker in self.workers:
             if worker.alive:
                 self._live(worker)
@@ -399,12 +402,24 @@ class Cluster:
 
     def consensus(self) -> float:
         """sqrt(mean_i ‖x_i − x̄‖²) over the workers alive."""
-        rows, mean, ranks = self.rows(), self.mean_model(), self.observed()
-        total = torch.zeros((), dtype=torch.float64, device=rows.device)
-        chunk = max(1, GATHER_BYTES // max(1, 2 * mean.nbytes)) if not self.parameters.wide else 1
+        # As seen from one of them, so that workers alike to the bit are at distance 0: a mean would have rounded.
+        rows, ranks = self.rows(), self.observed()
+        one = rows[ranks[0]]
+        squares = torch.zeros((), dtype=torch.float64, device=rows.device)
+        shift = torch.zeros_like(one)
+        chunk = max(1, GATHER_BYTES // max(1, 2 * one.nbytes)) if not self.parameters.wide else 1
         for at in range(0, len(ranks), chunk):
-            total += (rows[ranks[at : at + chunk]] - mean).square_().sum(dtype=torch.float64)
-        return math.sqrt(float(total) / len(ranks))
+            off = rows[ranks[at : at + chunk]] - one
+            shift += off.sum(0)
+            squares += off.square_().sum(dtype=torch.float64)
+        mean_square = float(squares) / len(ranks) - float((shift / len(ranks)).square_().sum(dtype=torch.float64))
+        return math.sqrt(max(0.0, mean_square)) if math.isfinite(mean_square) else math.inf
+
+    def divergence(self) -> Diverged:
+        """What to say about the first worker whose parameters are not finite now."""
+        rows = self.rows()
+        bad = [worker for worker in self.workers if not bool(torch.isfinite(rows[worker.rank]).all())]
+        return Diverged(self.events.now, bad[0].rank, bad[0].made)
 
     def rows(self) -> Tensor:
         """All workers' parameters, one row each."""

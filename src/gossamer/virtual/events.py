@@ -24,6 +24,10 @@ class Events:
         self._made += 1
         heapq.heappush(self._heap, (time, kind, self._made, action, arguments))
 
+    def settled(self) -> bool:
+        """Whether no message arrives and no gradient ends at this instant any more."""
+        return not self._heap or self._heap[0][0] > self.now or self._heap[0][1] > END
+
     def next(self) -> bool:
         """Let the next thing happen; False if there is nothing more."""
         if not self._heap:

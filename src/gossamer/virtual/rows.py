@@ -29,9 +29,11 @@ from gossamer.virtual.buckets import (
     GRADIENT,
     LERP,
     MEAN,
+    PHASES,
     SCALE,
     UPDATE,
     Bucket,
+    Channel,
     Matrix,
     is_wide,
     load,
@@ -40,8 +42,7 @@ from gossamer.virtual.buckets import (
 WAVE = 1 << 20
 """Levels between two waves of gradients."""
 
-PHASES = 16
-"""Operations of one kind on the same matrices have levels that differ by multiples of this: see ``Tape._level``."""
+NOTHING = (-1, -1, -1, -1)
 
 PENDING_LIMIT = 1 << 16
 """Operations written down before they are executed whether somebody looks or not."""
@@ -190,10 +191,9 @@ class Tape:
         self.run_updates: Callable[[Bucket], None] | None = None
         self._matrices: list[Matrix] = []
         self._pools: dict[int, Pool] = {}
-        self._pending: dict[tuple[int, int, int, int], Bucket] = {}
+        self._channels: list[Channel] = []
         self._num_pending = 0
-        self._phases: dict[tuple[int, int, int], int] = {}
-        self._last_add = (0, 0, 0, 0)
+        self._last_add = NOTHING
 
     def matrix(self, width: int, num_rows: int | None = None) -> Matrix:
         """A new matrix of zeros, one row per worker unless a number is given."""
@@ -204,6 +204,7 @@ class Tape:
 
     def temporary(self, width: int) -> Temporary:
         """A row to keep something in for a while; its content is undefined."""
+        self._make_room()
         pool = self._pools.get(width)
         if pool is None:
             pool = self._pools[width] = Pool(self, width)
@@ -222,18 +223,19 @@ class Tape:
             if kind == ADD:
                 self.scale(target, 1.0 + number)
             return True
+        self._make_room()
         level = y.written[i]
         if kind == ADD and self._last_add == (y.key, i, v.key, level) and y.read[i] < level > v.written[j]:
             # The second of two additions in a row, as every exchange makes them, needs no level of its own.
-            kind = ADD_AGAIN
+            channel, self._last_add = self._channel(ADD_AGAIN, y, v), NOTHING
         else:
-            level = self._level(max(level, y.read[i], v.written[j]), kind, y, v)
-            y.written[i] = level
+            channel = self._channel(kind, y, v)
+            level = y.written[i] = channel.level(max(level, y.read[i], v.written[j]))
             if kind == ADD:
                 self._last_add = (y.key, i, v.key, level)
         if v.read[j] < level:
             v.read[j] = level
-        self._note(level, kind, y, v, i, j, number)
+        channel.note(level, i, j, number)
         return True
 
     def scale(self, target: Row, factor: float) -> None:
@@ -241,78 +243,76 @@ class Tape:
         if target.own is not None:
             target.tensor().mul_(factor)
             return
+        self._make_room()
         y, i = target.matrix, target.index
-        level = self._level(max(y.written[i], y.read[i]), SCALE, y, y)
-        y.written[i] = level
-        self._note(level, SCALE, y, y, i, i, factor)
+        channel = self._channel(SCALE, y, y)
+        level = y.written[i] = channel.level(max(y.written[i], y.read[i]))
+        channel.note(level, i, i, factor)
 
     def mean(self, rows: list[Any]) -> Any:
-        """The mean of ``rows``: later, if they are rows of one matrix, else at once."""
+        """The mean of ``rows``: later, if they are rows of one matrix (or long ones of several), else at once."""
         first = rows[0]
         if len(rows) == 1:
             return first.clone()
-        if not isinstance(first, Row) or any(row.own is not None or row.matrix is not first.matrix for row in rows):
+        if not isinstance(first, Row) or any(
+            row.own is not None or not (row.matrix is first.matrix or row.matrix.wide) for row in rows
+        ):
             total = dense(first).clone()
             for row in rows[1:]:
                 total += dense(row)
             return total.div_(len(rows))
         out = self.temporary(len(first))
         y, i, members = out.matrix, out.index, [(row.matrix, row.index) for row in rows]
-        after = max(y.written[i], y.read[i], max(v.written[j] for v, j in members))
-        level = self._level(after, MEAN, y, first.matrix)
+        channel = self._channel(MEAN, y, first.matrix)
+        level = channel.level(max(y.written[i], y.read[i], max(v.written[j] for v, j in members)))
         y.written[i] = level
         for v, j in members:
             if v.read[j] < level:
                 v.read[j] = level
-        self._note(level, MEAN, y, first.matrix, i, members, 0.0)
+        channel.note(level, i, members, 0.0)
         return out
 
     def gradient(self, row: Row, job: Any) -> None:
         """Write down that ``row`` holds a point now and shall hold the gradient there."""
+        self._make_room()
         g, i = row.matrix, row.index
-        level = (max(g.written[i], g.read[i]) // WAVE + 1) * WAVE
-        g.written[i] = level
-        self._note(level, GRADIENT, g, g, i, job, 0.0)
+        level = g.written[i] = (max(g.written[i], g.read[i]) // WAVE + 1) * WAVE
+        self._channel(GRADIENT, g, g).note(level, i, job, 0.0)
 
     def update(self, row: Row, gradient: Row, lr: float) -> None:
         """Write down one optimizer step on ``row`` with ``gradient``."""
         x, i, g = row.matrix, row.index, gradient.matrix
-        level = self._level(max(x.written[i], x.read[i], g.written[i]), UPDATE, x, g)
-        x.written[i] = level
+        channel = self._channel(UPDATE, x, g)
+        level = x.written[i] = channel.level(max(x.written[i], x.read[i], g.written[i]))
         if g.read[i] < level:
             g.read[i] = level
-        self._note(level, UPDATE, x, g, i, i, lr)
+        channel.note(level, i, i, lr)
 
-    def _level(self, after: int, kind: int, y: Matrix, v: Matrix) -> int:
-        """The next level for operations of this kind on these matrices.
-
-        What workers do takes its turns: an exchange is a copy, additions, a scaling, in this order. If each kind has
-        its own levels, the exchanges of many workers run side by side although each began at another moment.
-        """
-        key = (kind, y.key, v.key)
-        phase = self._phases.get(key)
-        if phase is None:
-            phase = self._phases[key] = len(self._phases) % PHASES
-        return after + 1 + (phase - after - 1) % PHASES
-
-    def _note(self, level: int, kind: int, y: Matrix, v: Matrix, i: int, other: Any, number: float) -> None:
-        key = (level, kind, y.key, v.key)
-        bucket = self._pending.get(key)
-        if bucket is None:
-            bucket = self._pending[key] = Bucket(kind, y, v)
-        bucket.rows.append(i)
-        bucket.others.append(other)
-        bucket.numbers.append(number)
-        self._num_pending += 1
+    def _make_room(self) -> None:
         if self._num_pending >= PENDING_LIMIT:
             self.flush()
 
+    def _channel(self, kind: int, y: Matrix, v: Matrix) -> Channel:
+        """Where to note one more operation of this kind."""
+        self._num_pending += 1
+        key = kind << 32 | v.key
+        channel = y.channels.get(key)
+        if channel is None:
+            channel = y.channels[key] = Channel(kind, y, v, len(self._channels) % PHASES)
+            self._channels.append(channel)
+        return channel
+
     def flush(self) -> None:
         """Execute everything written down."""
-        if not self._pending:
+        if not self._num_pending:
             return
-        buckets = [self._pending[key] for key in sorted(self._pending)]
-        self._pending, self._num_pending, self._last_add = {}, 0, (0, 0, 0, 0)
+        pending: list[tuple[int, Bucket]] = []
+        for channel in self._channels:
+            pending += channel.buckets.items()
+            channel.buckets = {}
+        # Within a level, a second addition comes after the first.
+        buckets = [bucket for _, bucket in sorted(pending, key=lambda item: (item[0], item[1].kind))]
+        self._num_pending, self._last_add = 0, NOTHING
         for matrix in self._matrices:
             matrix.forget()
         self._execute(buckets)

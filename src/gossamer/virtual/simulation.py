@@ -80,7 +80,7 @@ class Result:
     model: Tensor = field(repr=False)
     """The averaged model, flat."""
     weights: dict[str, Tensor] = field(repr=False)
-    """The averaged model, by name, buffers included."""
+    """The averaged model's state_dict."""
     worker_bytes_sent: list[int]
     worker_compute_time: list[float]
     worker_idle_time: list[float]
@@ -190,9 +190,10 @@ class _Simulation:
                 self.cluster.run_until(float(unit))
                 self.observe()
             return
-        each = self.run.config.workers
-        while self.cluster.total_made < self.stop_at and self.cluster.advance():
-            if self.cluster.total_made >= each * len(self.history):
+        # A point is taken when its instant is over: what arrives at the same moment is in it.
+        each, events = self.run.config.workers, self.cluster.events
+        while (self.cluster.total_made < self.stop_at or not events.settled()) and self.cluster.advance():
+            if self.cluster.total_made >= each * len(self.history) and events.settled():
                 self.observe()
         if self.cluster.total_made < self.stop_at:
             self.cluster.news.append("nothing can happen any more: no worker is left that could go on")
@@ -201,6 +202,9 @@ class _Simulation:
     def close(self) -> None:
         """Make the last point of the history that of the finished run."""
         last, final = self.history[-1], self.point(evaluate=True)
+        if not math.isfinite(final.consensus):
+            # The very last step did it: no loss was taken after it.
+            raise self.cluster.divergence()
         if final.train_loss is None:
             final = replace(final, train_loss=last.train_loss)
         if final.time == last.time:
@@ -261,7 +265,8 @@ class _Simulation:
     def packed(self, diverged: Diverged | None, interrupted: bool) -> Result:
         cluster, c = self.cluster, self.run.config
         evaluator, model = cluster.evaluator, cluster.mean_model()
-        weights = evaluator.flat.views(model) | evaluator.buffer_flat.views(cluster.mean_buffers())
+        evaluator.flat.unpack(model, dict(evaluator.model.named_parameters()))
+        evaluator.buffer_flat.unpack(cluster.mean_buffers(), dict(evaluator.model.named_buffers()))
         return Result(
             method=c.method,
             topology=self.run.topology.name,
@@ -270,7 +275,7 @@ class _Simulation:
             final=self.history[-1],
             history=self.history,
             model=model,
-            weights={name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()},
+            weights={name: tensor.cpu().clone().contiguous() for name, tensor in evaluator.model.state_dict().items()},
             worker_bytes_sent=[worker.bytes_sent for worker in cluster.workers],
             worker_compute_time=[worker.compute_time for worker in cluster.workers],
             worker_idle_time=[worker.idle_time for worker in cluster.workers],
