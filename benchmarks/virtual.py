@@ -188,7 +188,8 @@ def memory(args: argparse.Namespace) -> list[dict[str, Any]]:
     for method in ("allreduce", "gossip", "a2cid2"):
         for way in ("loop", "batched"):
             command = [sys.executable, __file__, "--one-memory", method, way, "--device", args.device]
-            done = subprocess.run([*command, "--seed", str(args.seed)], capture_output=True, text=True, check=True)
+            command += ["--seed", str(args.seed), "--threads", str(args.threads)]
+            done = subprocess.run(command, capture_output=True, text=True, check=True)
             rows.append(json.loads(done.stdout.splitlines()[-1]))
     return rows
 
@@ -306,11 +307,14 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=0, help="for throughput; 64, or 256 on a GPU")
     parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--threads", type=int, default=0, help="of torch on the CPU; as many as cores unless given")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default=",".join(SECTIONS), help="some of " + ", ".join(SECTIONS))
     parser.add_argument("--json", metavar="FILE", help="write the results there too")
     parser.add_argument("--one-memory", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
+    if args.threads:
+        torch.set_num_threads(args.threads)
     args.workers = args.workers or (256 if args.device.startswith("cuda") else 64)
     if args.one_memory:
         print(json.dumps(one_memory(*args.one_memory, args.device, args.seed)))

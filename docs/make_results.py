@@ -1,6 +1,6 @@
 """Measure the tables of docs/results.md: ``python docs/make_results.py [section …]`` prints them as Markdown.
 
-Sections: data, graphs, uniform, averaging, quadratic. All of them take about a quarter of an hour on two CPU cores.
+Sections: data, graphs, uniform, averaging, quadratic. All of them take about ten minutes on a CPU.
 """
 
 from __future__ import annotations

@@ -13,21 +13,24 @@ from training_script import train
 
 from gossamer.process.place import free_port
 
-# A server that has torch loaded already forks the workers: they start in no time, and are processes of their own.
+# A server that has torch loaded already, and what optimizers load at their first step, forks the workers: they start in
+# no time, and are processes of their own.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["gossamer.process.join"])
+FORKS.set_forkserver_preload(["gossamer.process.join", "torch._dynamo"])
 
 Report = dict[str, Any]
+Script = Callable[..., None]
+"""What a worker runs: called with its rank, its environment, its order and where to report to."""
 
 
 class RealWorker:
     """One process and what it reports."""
 
-    def __init__(self, rank: int, environment: dict[str, str], order: dict[str, Any]) -> None:
+    def __init__(self, rank: int, environment: dict[str, str], script: Script, order: dict[str, Any]) -> None:
         self.rank = rank
         self.reports: list[Report] = []
         self._incoming, outgoing = FORKS.Pipe(duplex=False)
-        self.process = FORKS.Process(target=train, args=(rank, environment, order, outgoing))
+        self.process = FORKS.Process(target=script, args=(rank, environment, order, outgoing))
         self.process.start()
         outgoing.close()
 
@@ -62,15 +65,15 @@ class RealWorker:
 class RealWorkers:
     """A job of several workers, all gone when the test is over."""
 
-    def __init__(self, count: int, **order: Any) -> None:
-        self.order = order
+    def __init__(self, count: int, *, script: Script = train, **order: Any) -> None:
+        self.script, self.order = script, order
         self.environment = {
             "WORLD_SIZE": str(count),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
             "OMP_NUM_THREADS": "1",
         }
-        self.workers = [RealWorker(rank, self.environment, order) for rank in range(count)]
+        self.workers = [RealWorker(rank, self.environment, script, order) for rank in range(count)]
 
     def __enter__(self) -> RealWorkers:
         return self
@@ -92,7 +95,7 @@ class RealWorkers:
             self.workers[rank].end()
 
     def restart(self, rank: int) -> RealWorker:
-        self.workers[rank] = RealWorker(rank, self.environment, self.order)
+        self.workers[rank] = RealWorker(rank, self.environment, self.script, self.order)
         return self.workers[rank]
 
     def finished(self, ranks: list[int] | None = None) -> list[Report]:

@@ -6,8 +6,7 @@ from real_workers import RealWorkers
 from gossamer.methods import METHODS
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("count", [1, 3])
+@pytest.mark.parametrize(("method", "count"), [(name, 3) for name in METHODS] + [("a2cid2", 1), ("allreduce", 1)])
 def test_every_method_ends_with_one_good_model(method: str, count: int) -> None:
     with RealWorkers(count, method=method, steps=150, compute_s=0.0, other_start=True) as workers:
         ends = workers.finished()

@@ -44,14 +44,14 @@ class Stopped(Exception):
 class State(Protocol):
     """What a member that is behind takes over."""
 
-    def position(self) -> int:
-        """How far this worker is; −1 if it is new."""
+    def position(self, lane: str) -> int:
+        """How far this worker is, as the thread that uses ``lane`` sees it; −1 if it is new."""
 
     def tensors(self) -> list[Tensor]:
         """Everything that is taken over, in host memory, in one order on all workers."""
 
-    def take(self, tensors: list[Tensor], position: int) -> None:
-        """Be as far as ``position`` with these tensors."""
+    def take(self, tensors: list[Tensor]) -> None:
+        """Go on from these."""
 
     def regrouped(self) -> None:
         """The group has a new generation: drop what was under way in the old one."""
@@ -80,7 +80,7 @@ class Group:
         while True:
             with self._lock:
                 if self.wanted > self.generation:
-                    self.regroup()
+                    self.regroup(lane)
                 generation, present = self.generation, self.present
                 if len(present) == 1:
                     return present
@@ -118,7 +118,7 @@ class Group:
         if self.wanted > self.generation:
             self.groups.point.set(f"{self.key}/{self.wanted}/here/{self.groups.rank}", "1")
 
-    def regroup(self) -> None:
+    def regroup(self, lane: str) -> None:
         """Agree with the others on who is there, and start afresh among them."""
         first = self.generation < 0 and self.wanted == 0
         while True:
@@ -135,7 +135,7 @@ class Group:
                 break
             try:
                 if self.aligned:
-                    self._align(self._lane("align"))
+                    self._align(self._lane("align"), lane)
                 break
             except RuntimeError:
                 self._lanes.clear()
@@ -173,14 +173,14 @@ class Group:
         """The process group for one thread of communication in this generation."""
         name = f"{self.key}/{self.generation}/{lane}"
         position = self.present.index(self.groups.rank)
-        made = make_group(self.groups.point.client(), name, position, len(self.present), BUILD_S)
+        made = make_group(self.groups.point.store(BUILD_S), name, position, len(self.present), BUILD_S)
         self._lanes[lane] = made
         return made
 
-    def _align(self, group: Any) -> None:
+    def _align(self, group: Any, lane: str) -> None:
         """Let members that are behind take over the state of one that is not."""
         state = self.groups.state
-        mine = torch.tensor([state.position()])
+        mine = torch.tensor([state.position(lane)])
         positions = [torch.zeros_like(mine) for _ in self.present]
         group.allgather([positions], [mine]).wait(timedelta(seconds=BUILD_S))
         steps = [int(position) for position in positions]
@@ -195,7 +195,7 @@ class Group:
             options.rootRank, options.rootTensor = steps.index(ahead), 0
             group.broadcast([tensor], options).wait(timedelta(seconds=60))
         if int(mine) < ahead:
-            state.take(tensors, ahead)
+            state.take(tensors)
             raise Behind
 
 

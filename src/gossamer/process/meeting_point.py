@@ -14,14 +14,53 @@ import threading
 import time
 from collections.abc import Callable
 from datetime import timedelta
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 
 CONNECT_S = 1.0
 RETRY_S = 0.5
+POLL_S = 0.005
 
 T = TypeVar("T")
+
+
+class _PolledStore(dist.Store):
+    """The meeting point as the store that torch builds process groups with.
+
+    A wait on a store's connection blocks everything else on it, and a connection for each group is too much: where many
+    are opened at once some take seconds. This one asks again and again over the connection there is.
+    """
+
+    def __init__(self, point: MeetingPoint, within_s: float) -> None:
+        super().__init__()
+        self._point, self._within_s = point, within_s
+
+    def set(self, key: str, value: Any) -> None:
+        if not self._point.set(key, value):
+            raise RuntimeError("the meeting point is out of reach")
+
+    def get(self, key: str) -> bytes:
+        until = time.monotonic() + self._within_s
+        while time.monotonic() < until:
+            found = self._point.get(key)
+            if found is not None:
+                return found
+            time.sleep(POLL_S)
+        raise RuntimeError(f"nobody came to {key} in {self._within_s} s")
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        for key in keys:
+            self.get(key)
+
+    def check(self, keys: list[str]) -> bool:
+        return all(self._point.get(key) is not None for key in keys)
+
+    def add(self, key: str, amount: int) -> int:
+        held = self._point.add(key, amount)
+        if held is None:
+            raise RuntimeError("the meeting point is out of reach")
+        return held
 
 
 class MeetingPoint:
@@ -46,15 +85,14 @@ class MeetingPoint:
         self._own = own
         return host, own.port
 
-    def client(self) -> dist.Store:
-        """A connection of its own to the present store, for something that may block on it."""
-        host, port = self.addresses[self._at]
-        return dist.PrefixStore(self.prefix, self._connect(host, port))
+    def store(self, within_s: float) -> dist.Store:
+        """A store for building a process group, whose members it waits for at most so long."""
+        return _PolledStore(self, within_s)
 
     def get(self, key: str) -> bytes | None:
         return self._ask(lambda store: store.get(self.prefix + key) if store.check([self.prefix + key]) else None)
 
-    def set(self, key: str, value: str) -> bool:
+    def set(self, key: str, value: Any) -> bool:
         """False if no store could be reached."""
 
         def put(store: dist.Store) -> bool:
@@ -89,7 +127,7 @@ class MeetingPoint:
             return
         self._tried = time.monotonic()
         with contextlib.suppress(RuntimeError):
-            home = self._connect(*self.addresses[0])
+            home = self._look_up(*self.addresses[0])
             with self._lock:
                 self._store, self._at = home, 0
             self._tell()
@@ -101,7 +139,7 @@ class MeetingPoint:
         self._tried = time.monotonic()
         for position, (host, port) in enumerate(self.addresses):
             with contextlib.suppress(RuntimeError):
-                self._store, self._at = self._connect(host, port), position
+                self._store, self._at = self._look_up(host, port), position
                 self._tell()
                 return self._store
         return None
@@ -110,11 +148,14 @@ class MeetingPoint:
         for call in self.moved:
             call()
 
-    @staticmethod
-    def _connect(host: str, port: int) -> dist.Store:
-        # Torch retries, and reports every refusal at length: look first whether anybody listens there.
+    def _look_up(self, host: str, port: int) -> dist.Store:
+        """Connect to a store that may not be there; torch would retry, and report every refusal at length."""
         try:
             socket.create_connection((host, port), CONNECT_S).close()
         except OSError as error:
             raise RuntimeError(f"no store at {host}:{port}: {error}") from None
+        return self._connect(host, port)
+
+    @staticmethod
+    def _connect(host: str, port: int) -> dist.Store:
         return dist.TCPStore(host, port, None, False, timedelta(seconds=CONNECT_S), wait_for_workers=False)

@@ -86,7 +86,7 @@ class Neighbourhood:
     def _built(self, peer: int, name: str) -> None:
         side = int(self.rank > peer)
         try:
-            group = make_group(self.point.client(), f"edge/{name}", side, 2, BUILD_S)
+            group = make_group(self.point.store(BUILD_S), f"edge/{name}", side, 2, BUILD_S)
         except RuntimeError:
             self._wish(peer)
         else:

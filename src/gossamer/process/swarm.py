@@ -41,6 +41,9 @@ FRESH_S = 30.0
 ABSURD = 1e3
 """A vector so many times longer than our own is refused."""
 
+FOREGROUND = "foreground"
+"""The lane of the training thread."""
+
 Batch = TypeVar("Batch")
 
 
@@ -134,7 +137,7 @@ class Swarm:
         self.position_new = self.place.rank != 0
         try:
             with contextlib.suppress(Behind):
-                start.regroup()
+                start.regroup(FOREGROUND)
             self._say_started()
         except Stopped:
             self._come_back()
@@ -157,7 +160,7 @@ class Swarm:
         found = self.point.get(f"{group.key}/wanted")
         group.want(int(found) + 1 if found is not None else 1)
         with contextlib.suppress(Behind):
-            group.regroup()
+            group.regroup(FOREGROUND)
 
     def _say_started(self) -> None:
         """Tell a worker that comes to the meeting point that the run goes on already."""
@@ -173,11 +176,11 @@ class Swarm:
 
     # The state that a worker which is behind takes over (groups.State)
 
-    def position(self) -> int:
+    def position(self, lane: str) -> int:
         if self.position_new:
             return -1
-        # Where nobody waits for anybody, nobody is behind.
-        return self.worker.step if self.method.lockstep else 0
+        # Beside the training nobody is behind: there is no step that could be void.
+        return self.worker.step if lane == FOREGROUND else 0
 
     def tensors(self) -> list[Tensor]:
         shared = [name for name in self.method.shared if name in self.method.shared_vectors]
@@ -185,10 +188,10 @@ class Swarm:
         scalars = [self.worker.scalars.get(name, float("nan")) for name in self.method.shared]
         return [
             *(vector.detach().to("cpu", copy=True) for vector in vectors),
-            torch.tensor([0.0, *scalars], dtype=torch.float64),
+            torch.tensor([self.worker.step, *scalars], dtype=torch.float64),
         ]
 
-    def take(self, tensors: list[Tensor], position: int) -> None:
+    def take(self, tensors: list[Tensor]) -> None:
         shared = [name for name in self.method.shared if name in self.method.shared_vectors]
         with self._lock:
             self.binding.x.copy_(tensors[0])
@@ -201,7 +204,7 @@ class Swarm:
                 if value == value:
                     self.worker.scalars[name] = value
             if self.method.lockstep:
-                self.worker.step = max(position, 0)
+                self.worker.step = int(tensors[-1][0])
             self.position_new = False
 
     def regrouped(self) -> None:
@@ -260,7 +263,7 @@ class Swarm:
             # What is waited for may need the lock on its way.
             self._lock.release()
             try:
-                answer = self._answer(effect, "foreground")
+                answer = self._answer(effect, FOREGROUND)
             except (Behind, Stopped):
                 self._step.close()
                 self._step = None
@@ -317,7 +320,7 @@ class Swarm:
         try:
             mean = self.groups.mean(group, lane, self._to_host(effect.vector))
         except Behind:
-            if lane == "foreground":
+            if lane == FOREGROUND:
                 raise
             # Beside the training there is no step to void: as if everybody had been where we are.
             return effect.vector

@@ -1,6 +1,6 @@
 """Ready-made jobs to train: model, data, loss, metric; and how the data is dealt to the workers."""
 
-from gossamer.tasks.partition import Batches, partition
+from gossamer.tasks.partition import Batches, partition, worker_batches
 from gossamer.tasks.scores import accuracy, cross_entropy
 from gossamer.tasks.table import build, describe, names
 from gossamer.tasks.task import Task, TaskConfig
@@ -15,4 +15,5 @@ __all__ = [
     "describe",
     "names",
     "partition",
+    "worker_batches",
 ]

@@ -8,6 +8,7 @@ import numpy as np
 
 from gossamer.errors import InputError, unknown
 from gossamer.seeds import stream
+from gossamer.tasks.task import Task
 
 DEFAULT_ALPHA = 0.5
 # Beyond this the Dirichlet draw is uniform to six digits, and much further it overflows.
@@ -111,7 +112,7 @@ class Batches:
     def take(self, step: int) -> np.ndarray:
         """The sample indices of mini-batch number `step`, counted from 0."""
         block, offset = divmod(step * self.batch, self._epochs_per_block * len(self.indices))
-        batch = self._samples(block)[offset : offset + self.batch]
+        batch = self._samples(block)[offset : offset + self.batch].copy()
         while len(batch) < self.batch:
             block += 1
             batch = np.concatenate([batch, self._samples(block)[: self.batch - len(batch)]])
@@ -125,3 +126,12 @@ class Batches:
                 epochs = stream(self.seed, "batches", self.rank, block).permuted(epochs, axis=1)
             self._order, self._block = epochs.ravel(), block
         return self._order
+
+
+def worker_batches(task: Task, spec: str, workers: int, batch: int, seed: int) -> list[Batches]:
+    """The mini-batches of every worker, the same in every world."""
+    if task.own_data:
+        parts = [np.array([rank]) for rank in range(workers)]
+    else:
+        parts = partition(spec, task.labels, len(task.train[0]), workers, seed)
+    return [Batches(part, batch, seed, rank) for rank, part in enumerate(parts)]

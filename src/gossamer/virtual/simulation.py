@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gossamer.config import Run, find_device
 from gossamer.seeds import stream
-from gossamer.tasks import Batches, partition
+from gossamer.tasks import worker_batches
 from gossamer.virtual.cluster import Cluster, Diverged
 from gossamer.virtual.gradients import Evaluator
 
@@ -128,11 +128,7 @@ def make_evaluator(run: Run) -> Evaluator:
     device = find_device(c.device)
     torch.manual_seed(c.seed)
     model = task.model()
-    if task.own_data:
-        parts = [stream(0, "own").permutation([rank]) for rank in range(c.workers)]
-    else:
-        parts = partition(c.partition, task.labels, len(task.train[0]), c.workers, c.seed)
-    batches = [Batches(part, c.batch, c.seed, rank) for rank, part in enumerate(parts)]
+    batches = worker_batches(task, c.partition, c.workers, c.batch, c.seed)
     return Evaluator(task, model, batches, c.seed, device, c.gradients)
 
 
