@@ -21,7 +21,7 @@ LAYERS = (
     {"methods", "tasks"},
     {"virtual", "process", "config"},
     {"plan", "report", "runfolder", "api"},
-    {"cli", ""},
+    {"cli", "__main__", ""},
 )
 LAYER = {name: depth for depth, names in enumerate(LAYERS) for name in names}
 

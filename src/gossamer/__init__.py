@@ -2,9 +2,10 @@
 
 from gossamer.api import simulate
 from gossamer.optim import AccumAdam, AccumAdamW
+from gossamer.process.join import join
 from gossamer.tasks import Task
 from gossamer.topology import Topology
 
 __version__ = "0.1.0"
 
-__all__ = ["AccumAdam", "AccumAdamW", "Task", "Topology", "__version__", "simulate"]
+__all__ = ["AccumAdam", "AccumAdamW", "Task", "Topology", "__version__", "join", "simulate"]

@@ -158,10 +158,13 @@ def resolve(
     hardware, task_config = from_values(HardwareConfig, values), from_values(TaskConfig, values)
     # Bounds of what was given are checked before anything is built from it.
     first = from_values(RunConfig, values)
+    _check_clock(values, first)
     by_name = graph is None and first.topology.partition(":")[0] in topologies()
     # A graph of the user's own says how many workers there are.
     workers = first.workers if by_name or "workers" in values else None
-    topology = build(graph or first.topology, workers=workers, seed=first.seed, nodes=hardware.nodes or None)
+    topology = build(
+        first.topology if graph is None else graph, workers=workers, seed=first.seed, nodes=hardware.nodes or None
+    )
     if task is None:
         task = tasks.build(first.task, workers=topology.workers, seed=first.seed, config=task_config)
     shared = _Shared(task, task_config, hardware, topology, make_optimizer, schedule)
@@ -192,6 +195,8 @@ def _run(values: Mapping[str, Any], method: type[Method], shared: _Shared) -> Ru
     suited["lr"] = lrs.get(optimizer, lrs.get(optimizer.removeprefix("accum"), optim.default_lr(optimizer)))
     merged = {**suited, **values, "method": method.name, "optimizer": optimizer, "workers": topology.workers}
     config = from_values(RunConfig, merged)
+    if task.own_data and config.partition != RunConfig.partition:
+        raise InputError(f"--partition does not apply to {config.task}: there every worker has data of its own")
     if config.epochs:
         per_epoch = len(task.train[0]) / (config.workers * config.batch)
         config = dataclasses.replace(config, steps=max(1, math.ceil(config.epochs * per_epoch)))
@@ -221,6 +226,15 @@ def _optimizer(config: RunConfig, parameters: Iterable[nn.Parameter]) -> torch.o
         weight_decay=config.weight_decay,
         period=config.accum,
     )
+
+
+def _check_clock(values: Mapping[str, Any], config: RunConfig) -> None:
+    """Refuse what the ideal clock, which has no machines, would pass over in silence."""
+    described = ("compute", "straggler", "link", "node_link", "slow_link")
+    for name in described:
+        if config.clock == "ideal" and values.get(name, getattr(HardwareConfig, name)) != getattr(HardwareConfig, name):
+            flag = "--" + name.replace("_", "-")
+            raise InputError(f"{flag} describes machines, and the ideal clock has none: use --clock hardware")
 
 
 def _common_fields() -> set[str]:

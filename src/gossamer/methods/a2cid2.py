@@ -13,8 +13,9 @@ term cancels out of ``z``, so the optimizer touches only ``x`` and any optimizer
     exchange:        advance ;  s = x ;  send s, receive s' ;  advance ;
                      x −= ½ (s − s') ;  z −= (α̃ − ½)(s − s')
 
-A gradient does not touch ``z``, so it commutes with advancing: it is evaluated at the advanced parameters, but only an
-exchange writes the advance down, which spares the training one pass over ``x`` and two over ``z`` per step.
+A gradient does not touch ``z``, so (weight decay apart) its update commutes with advancing: it is evaluated at the
+advanced parameters, but only an exchange writes the advance down, which spares the training one pass over ``x`` and two
+over ``z`` per step.
 
 Both peers advance *before* they take the snapshot and both use the same difference; exchanging first and advancing
 afterwards makes the difference lopsided and loses about half of the acceleration.
