@@ -158,7 +158,6 @@ def resolve(
     hardware, task_config = from_values(HardwareConfig, values), from_values(TaskConfig, values)
     # Bounds of what was given are checked before anything is built from it.
     first = from_values(RunConfig, values)
-    _check_clock(values, first)
     by_name = graph is None and first.topology.partition(":")[0] in topologies()
     # A graph of the user's own says how many workers there are.
     workers = first.workers if by_name or "workers" in values else None
@@ -228,13 +227,11 @@ def _optimizer(config: RunConfig, parameters: Iterable[nn.Parameter]) -> torch.o
     )
 
 
-def _check_clock(values: Mapping[str, Any], config: RunConfig) -> None:
-    """Refuse what the ideal clock, which has no machines, would pass over in silence."""
+def unused(run: Run) -> list[str]:
+    """Options that describe machines and were given to a run on the ideal clock, which has none."""
     described = ("compute", "straggler", "link", "node_link", "slow_link")
-    for name in described:
-        if config.clock == "ideal" and values.get(name, getattr(HardwareConfig, name)) != getattr(HardwareConfig, name):
-            flag = "--" + name.replace("_", "-")
-            raise InputError(f"{flag} describes machines, and the ideal clock has none: use --clock hardware")
+    given = [name for name in described if getattr(run.hardware, name) != getattr(HardwareConfig, name)]
+    return ["--" + name.replace("_", "-") for name in given] if run.config.clock == "ideal" else []
 
 
 def _common_fields() -> set[str]:

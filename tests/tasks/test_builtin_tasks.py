@@ -194,7 +194,7 @@ def test_bad_choices_are_refused(tmp_path):
     assert "workers is 0" in refusal("digits", workers=0)
     assert "seed is -1" in refusal("digits", seed=-1)
     assert "dim is 0" in refusal("quadratic", dim=0)
-    assert "noise is nan" in refusal("quadratic", noise=math.nan)
+    assert "--noise is not a number" in refusal("quadratic", noise=math.nan)
     with pytest.raises(InputError, match="unknown task"):
         describe("mnist")
 

@@ -23,7 +23,7 @@ from gossamer.cli.output import (
     print_table,
     size,
 )
-from gossamer.config import Run, resolve
+from gossamer.config import Run, resolve, unused
 from gossamer.errors import InputError
 from gossamer.runfolder import SUMMARY, RunFolder, check_folder, make_folder, remove_if_empty, write_json
 from gossamer.virtual.simulation import Point, Result, Spread, plain, simulate
@@ -44,6 +44,8 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     places = _places(folder, runs)
     if not parsed.json and runs[0].topology.note:
         print(f"note: {runs[0].topology.note}", file=sys.stderr)
+    if unused(runs[0]):
+        print(f"note: the ideal clock has no machines: {', '.join(unused(runs[0]))} not used", file=sys.stderr)
     results: list[Result] = []
     try:
         for each, place in zip(runs, places, strict=True):

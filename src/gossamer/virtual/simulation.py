@@ -262,7 +262,11 @@ class _Simulation:
         cluster, c = self.cluster, self.run.config
         evaluator, model = cluster.evaluator, cluster.mean_model()
         evaluator.flat.unpack(model, dict(evaluator.model.named_parameters()))
-        evaluator.buffer_flat.unpack(cluster.mean_buffers(), dict(evaluator.model.named_buffers()))
+        buffers = dict(evaluator.model.named_buffers())
+        evaluator.buffer_flat.unpack(cluster.mean_buffers(), buffers)
+        for name, buffer in buffers.items():
+            if name.endswith("num_batches_tracked"):
+                buffer.fill_(round(sum(worker.batches for worker in cluster.workers) / c.workers))
         return Result(
             method=c.method,
             topology=self.run.topology.name,

@@ -7,7 +7,8 @@ the losses. They agree up to rounding.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import torch
@@ -80,7 +81,7 @@ class Single:
             buffer.copy_(part.view(self.buffers))
         if self.counters:
             torch._foreach_copy_(self.counters, self.counted)
-        with torch.enable_grad():
+        with torch.enable_grad(), fastest_convolutions():
             data = inputs if self.task.prepare is None else self.task.prepare(inputs)
             loss = self.task.loss(self.model(data), targets)
             loss.backward()
@@ -202,6 +203,16 @@ class BatchedGraphs:
         except RuntimeError:  # it copies from the CPU, or looks at a number
             return False
         return True
+
+
+@contextmanager
+def fastest_convolutions() -> Iterator[None]:
+    """Let cuDNN time its algorithms once and keep the fastest: a gradient's shapes are always the same."""
+    before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
+    try:
+        yield
+    finally:
+        torch.backends.cudnn.benchmark = before
 
 
 def capture(
