@@ -20,7 +20,7 @@ def simulate(
     task: str | Task = "digits",
     topology: str | nx.Graph = "ring",
     optimizer: str | MakeOptimizer = "",
-    schedule: str | Callable[[int], float] = "constant",
+    schedule: str | Callable[[int], float] = "",
     watch: Watch | None = None,
     **settings: Any,
 ) -> Result:
@@ -33,7 +33,7 @@ def simulate(
     optimizer
         A name, or a function from parameters to a torch optimizer. Empty: what suits the task and the method.
     schedule
-        A name, or a function from the step number to a factor on the learning rate.
+        A name, or a function from the step number to a factor on the learning rate. Empty: what suits the task.
     watch
         Called with every point of the history and the news since the last.
     settings
@@ -50,7 +50,7 @@ def simulate(
         values["topology"] = topology
     if isinstance(optimizer, str) and optimizer:
         values["optimizer"] = optimizer
-    if isinstance(schedule, str):
+    if isinstance(schedule, str) and schedule:
         values["schedule"] = schedule
     runs = resolve(
         values,

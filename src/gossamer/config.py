@@ -49,7 +49,7 @@ class RunConfig(Settings):
     lr_warmup: int = option(0, "steps over which the learning rate rises at the start", least=0)
     batch: int = option(32, "samples per mini-batch and worker", least=1)
     partition: str = option("iid", "who has which data: iid, dirichlet:ALPHA or by-class")
-    seed: int = option(0, "all randomness comes from it", least=0)
+    seed: int = option(0, "all randomness comes from it", least=0, most=2**63 - 1)
     clock: str = option(
         "hardware", "ideal: the papers' Poisson model; hardware: described machines", choices=("ideal", "hardware")
     )
@@ -98,6 +98,8 @@ def find_device(name: str) -> torch.device:
         raise InputError(f"--device is {name!r}: expected cpu, cuda or cuda:N") from None
     if device.type == "cuda" and not torch.cuda.is_available():
         raise InputError("--device is cuda, but torch sees no CUDA device here: take --device cpu")
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise InputError(f"--device is {name!r}, but there are {torch.cuda.device_count()} CUDA devices here")
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"--device is {name!r}: expected cpu, cuda or cuda:N")
     return device

@@ -80,3 +80,26 @@ def test_weights_that_are_not_finite_do_not_spread() -> None:
     assert any("our weights were not finite" in item for item in ends[1]["news"])
     assert all(end["weights"] == ends[0]["weights"] for end in ends)
     assert ends[0]["accuracy"] > 0.95
+
+
+@pytest.mark.parametrize("method", ["allreduce", "divisible"])
+def test_a_stopped_worker_of_a_group_is_passed_over_and_taken_back(method: str) -> None:
+    with RealWorkers(3, method=method, steps=400) as workers:
+        for worker in workers:
+            worker.step(50)
+        workers[1].signal(signal.SIGSTOP)
+        workers[0].step(100)
+        workers[1].signal(signal.SIGCONT)
+        ends = workers.finished()
+    assert all(end["weights"] == ends[0]["weights"] for end in ends)
+    assert ends[0]["accuracy"] > 0.95
+
+
+def test_a_method_that_takes_nobody_back_says_so() -> None:
+    with RealWorkers(3, method="overlap", steps=400) as workers:
+        for worker in workers:
+            worker.step(50)
+        workers.kill(1)
+        assert "takes nobody back" in workers.restart(1).at("refused")["why"]
+        ends = workers.finished([0, 2])
+    assert ends[0]["weights"] == ends[1]["weights"]

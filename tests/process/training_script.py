@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gossamer.errors import InputError
 from gossamer.process.join import join
 
 
@@ -25,7 +26,11 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
     kind = torch.optim.Adam if order["method"] == "divisible" else torch.optim.SGD
     optimizer = kind(model.parameters(), lr=0.01 if kind is torch.optim.Adam else 0.05)
     out.send({"at": "start"})
-    swarm = join(model, optimizer, method=order["method"], topology=order.get("topology", "ring"))
+    try:
+        swarm = join(model, optimizer, method=order["method"], topology=order.get("topology", "ring"))
+    except InputError as error:
+        out.send({"at": "refused", "why": str(error)})
+        return
     out.send({"at": "joined", "news": swarm.news})
     generator = torch.Generator().manual_seed(rank)
     steps = order["steps"] if isinstance(order["steps"], int) else order["steps"][rank]
@@ -44,6 +49,10 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
         if step % 10 == 9:
             metrics = swarm.metrics()
             out.send({"at": "step", "step": step + 1, "exchanges": metrics.exchanges, "longest": longest})
+    if order.get("averaged"):
+        with swarm.averaged():
+            mean = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+            out.send({"at": "averaged", "weights": mean.tolist()})
     out.send({"at": "trained", "steps": swarm.metrics().steps, "longest": longest})
     swarm.finish()
     labels = torch.arange(4).repeat(100)

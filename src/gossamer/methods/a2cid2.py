@@ -63,15 +63,15 @@ class A2CiD2(Method):
         constants = topology.constants(config.rate)
         self.eta, self.alpha_tilde = constants.eta, constants.alpha_tilde
 
-    def drifted(self, worker: Worker) -> float:
+    def drifted(self, worker: Worker, now: float) -> float:
         """The share of ``z`` that has flowed into ``x`` since the worker was last advanced."""
-        now = worker.time
         return drift(self.eta, now - worker.scalars.setdefault("advanced_to", now))
 
     def advance(self, worker: Worker) -> None:
         """Let the momentum act up to now."""
-        c = self.drifted(worker)
-        worker.scalars["advanced_to"] = worker.time
+        now = worker.time
+        c = self.drifted(worker, now)
+        worker.scalars["advanced_to"] = now
         if c > 0.0:
             z = worker.vector("z")
             worker.x.add_(z, alpha=c)
@@ -79,7 +79,7 @@ class A2CiD2(Method):
 
     def point(self, worker: Worker, out: Tensor) -> None:
         out.copy_(worker.x)
-        c = self.drifted(worker)
+        c = self.drifted(worker, worker.time)
         if c > 0.0:
             out.add_(worker.vector("z"), alpha=c)
 

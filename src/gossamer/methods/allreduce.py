@@ -19,6 +19,7 @@ class AllReduce(Method):
     name = "allreduce"
     summary = "gradients averaged exactly every step, everybody waits: what DDP computes (baseline)"
     lockstep = True
+    same_updates = True
 
     def step(self, worker: Worker) -> Asking:
         mean = yield Mean(worker.gradient, round=worker.step, topic="gradient")

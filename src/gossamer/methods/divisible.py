@@ -194,8 +194,6 @@ class Divisible(Method):
 
     def finish(self, worker: Worker) -> Asking:
         """Drain: what is in flight and what is undelivered is averaged and applied in one last step."""
-        if worker.step <= self.config.warmup:
-            return
         undelivered = worker.vector("undelivered")
         rest = (yield Mean(undelivered, round=worker.step, topic="drain")).clone()
         undelivered.zero_()

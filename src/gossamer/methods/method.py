@@ -39,6 +39,8 @@ class Method:
     """Which of those are vectors as long as the parameters."""
     pairwise: ClassVar[bool] = False
     """Workers exchange in pairs; the others' methods meet in groups."""
+    same_updates: ClassVar[bool] = False
+    """All workers' optimizers make the same update: one that joins needs the others' optimizer state too."""
     preferred_optimizer: ClassVar[str] = ""
     """The optimizer to take when the user names none; empty: whatever suits the task."""
 

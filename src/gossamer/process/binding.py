@@ -30,8 +30,10 @@ class Binding:
         (self.device,) = devices
         self.weights = torch.empty(self.flat.size, dtype=self.flat.dtype, device=self.device)
         self.flat.pack(dict(named), self.weights)
-        self.one_dtype = all(part.dtype == self.flat.dtype for part in self.flat.parts)
-        """Parameters of several dtypes cannot be views of one vector: they are copied in and out instead."""
+        if any(part.dtype != self.flat.dtype for part in self.flat.parts):
+            raise InputError(
+                "the parameters are of several dtypes: expected one; keep them in float32 and use autocast"
+            )
         self.x = self.weights.clone() if two_vectors else self.weights
         self._gradient: Tensor | None = None
         self._packed = False
@@ -43,13 +45,10 @@ class Binding:
         return [part.view(vector) for part in self.flat.parts]
 
     def show(self, views: list[Tensor]) -> None:
-        """Let the parameters be these views, or copies of them."""
+        """Let the parameters be these views."""
         with torch.no_grad():
             for parameter, view in zip(self.parameters, views, strict=True):
-                if self.one_dtype:
-                    parameter.data = view
-                else:
-                    parameter.copy_(view)
+                parameter.data = view
 
     def enter_step(self) -> None:
         """Before the optimizer's step: it shall work on ``x``."""
@@ -59,15 +58,8 @@ class Binding:
 
     def leave_step(self) -> None:
         """After the optimizer's step, once ``weights`` holds what the next gradient is taken at."""
-        if self.two_vectors or not self.one_dtype:
+        if self.two_vectors:
             self.show(self._weight_views)
-
-    def stepped(self) -> None:
-        """The optimizer has changed the parameters: where they are copies, so is ``x``."""
-        if not self.one_dtype:
-            with torch.no_grad():
-                for parameter, view in zip(self.parameters, self._x_views, strict=True):
-                    view.copy_(parameter)
 
     def gradient(self) -> Tensor:
         """All gradients as one vector; zero where there is none. What is written to it reaches the optimizer."""

@@ -29,12 +29,19 @@ from gossamer.process.meeting_point import MeetingPoint
 POLL_S = 0.02
 BUILD_S = 10.0
 
-START, TRAIN = "start", "train"
-"""Names of the group that begins the run, and of those that train: a worker that is done leaves the latter."""
+START, TRAIN, FINISH = "start", "train", "finish"
+"""Names of the group that begins the run, of those that train, and of the one that ends it."""
+
+FOREGROUND = "foreground"
+"""The lane of the training thread."""
 
 
-class Behind(Exception):
-    """This worker was behind its group and has taken over the state of another: its present step is void."""
+class Void(Exception):
+    """The group was rebuilt: the step that was being made does not count, and is made again from the same place."""
+
+
+class Aborted(Exception):
+    """What was under way beside the training was lost with its group."""
 
 
 class Stopped(Exception):
@@ -62,7 +69,8 @@ class Group:
 
     def __init__(self, groups: Groups, name: str, members: tuple[int, ...]) -> None:
         self.groups, self.members = groups, members
-        self.training = name == TRAIN
+        self.until_done = name not in (START, FINISH)
+        """A worker that is done with its training has left this group."""
         self.aligned = name in (START, TRAIN)
         """Members of this group have to be at the same place before they go on."""
         self.key = f"group/{name}/" + hashlib.sha1(",".join(map(str, members)).encode()).hexdigest()[:16]
@@ -73,22 +81,25 @@ class Group:
         self.given_up: Callable[[], bool] = lambda: False
         """Whether there is no point in waiting for this group any more."""
         self._lanes: dict[str, Any] = {}
+        self._has_foreground = False
         self._lock = threading.RLock()
 
     def run(self, lane: str, communicate: Callable[[Any], list[dist.Work]]) -> list[int]:
         """Communicate among those present, and again among the survivors if that fails; returns who took part."""
+        self._has_foreground |= lane == FOREGROUND
         while True:
             with self._lock:
                 if self.wanted > self.generation:
+                    if lane != FOREGROUND and self._has_foreground:
+                        # Those that train rebuild it, all at the same step.
+                        raise Aborted
                     self.regroup(lane)
                 generation, present = self.generation, self.present
                 if len(present) == 1:
                     return present
-                lane_group = self._lanes.get(lane)
             began = time.monotonic()
             try:
-                if lane_group is None:
-                    lane_group = self._lane(lane)
+                lane_group = self._lane(lane, generation, present)
                 for work in communicate(lane_group):
                     work.wait(timedelta(seconds=self.deadline.seconds))
             except RuntimeError:
@@ -135,7 +146,7 @@ class Group:
                 break
             try:
                 if self.aligned:
-                    self._align(self._lane("align"), lane)
+                    self._align(self._lane("align", generation, present), lane)
                 break
             except RuntimeError:
                 self._lanes.clear()
@@ -166,16 +177,17 @@ class Group:
 
     def _gone(self, member: int) -> bool:
         """Whether ``member`` is dead, or done with its training."""
-        done = self.training and self.groups.point.get(f"done/{member}") is not None
+        done = self.until_done and self.groups.point.get(f"done/{member}") is not None
         return done or self.groups.beats.dead(member)
 
-    def _lane(self, lane: str) -> Any:
-        """The process group for one thread of communication in this generation."""
-        name = f"{self.key}/{self.generation}/{lane}"
-        position = self.present.index(self.groups.rank)
-        made = make_group(self.groups.point.store(BUILD_S), name, position, len(self.present), BUILD_S)
-        self._lanes[lane] = made
-        return made
+    def _lane(self, lane: str, generation: int, present: list[int]) -> Any:
+        """The process group for one thread of communication in one generation."""
+        key = f"{generation}/{lane}"
+        if key not in self._lanes:
+            place = present.index(self.groups.rank)
+            store = self.groups.point.store(BUILD_S)
+            self._lanes[key] = make_group(store, f"{self.key}/{key}", place, len(present), BUILD_S)
+        return self._lanes[key]
 
     def _align(self, group: Any, lane: str) -> None:
         """Let members that are behind take over the state of one that is not."""
@@ -187,16 +199,21 @@ class Group:
         ahead = max(steps)
         if self.generation > 0:
             state.regrouped()
-        if min(steps) == ahead:
-            return
+        if min(steps) < ahead:
+            self._level(group, steps.index(ahead), int(mine) < ahead)
+        if self.generation > 0 and lane == FOREGROUND:
+            raise Void
+
+    def _level(self, group: Any, source: int, behind: bool) -> None:
+        """Send the state of the member at ``source`` to those that are behind."""
+        state = self.groups.state
         tensors = state.tensors()
         for tensor in tensors:
             options = dist.BroadcastOptions()
-            options.rootRank, options.rootTensor = steps.index(ahead), 0
+            options.rootRank, options.rootTensor = source, 0
             group.broadcast([tensor], options).wait(timedelta(seconds=60))
-        if int(mine) < ahead:
+        if behind:
             state.take(tensors)
-            raise Behind
 
 
 class Groups:

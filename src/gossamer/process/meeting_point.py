@@ -121,6 +121,12 @@ class MeetingPoint:
                 self._store = None
                 return None
 
+    def close(self) -> None:
+        """Let go of the stores, our own included."""
+        with self._lock:
+            self._store = self._own = None
+            self.addresses = []
+
     def go_home(self) -> None:
         """Move back to the first store, if it answers again."""
         if self._at == 0 or time.monotonic() - self._tried < RETRY_S:

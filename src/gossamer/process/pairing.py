@@ -51,24 +51,21 @@ class Pairing:
         """The next exchange; an offer is made once ``wait_s()`` has come down to 0. None when training has stopped."""
         with self._changed:
             self._willing = True
-        try:
-            while not self.stopped():
-                with self._changed:
-                    left = wait_s()
-                    if self._agreed is None and left > 0:
-                        self._changed.wait(min(left, POLL_S))
-                    agreement = self._take()
-                    if agreement is None and left > 0:
-                        continue
-                if agreement is None:
-                    agreement = self._offer_around()
-                if agreement is not None:
-                    return agreement
-                time.sleep(float(self.rng.uniform(0.001, 0.02)))
-            return None
-        finally:
+        agreement = None
+        while agreement is None and not self.stopped():
             with self._changed:
-                self._willing = False
+                left = wait_s()
+                if self._agreed is None and left > 0:
+                    self._changed.wait(min(left, POLL_S))
+                agreement = self._take()
+            if agreement is None and left <= 0:
+                agreement = self._offer_around()
+                if agreement is None:
+                    time.sleep(float(self.rng.uniform(0.001, 0.02)))
+        with self._changed:
+            # What was agreed on at the last moment counts: the peer relies on it.
+            self._willing = False
+            return agreement or self._take()
 
     def _offer_around(self) -> Agreement | None:
         """Offer to neighbours in random order until one accepts, or one of them offers to us."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import threading
 import time
 from collections.abc import Generator, Iterable, Iterator
@@ -15,13 +14,14 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.effects import Effect, Gather, Mean, Pair, Start, Steps, Swap, Ticket, Update, Wait
+from gossamer.errors import InputError
 from gossamer.flat import Flat
 from gossamer.methods import Method
 from gossamer.process.beats import Beats
 from gossamer.process.binding import Binding
 from gossamer.process.deadline import Deadline
 from gossamer.process.edge import Lost
-from gossamer.process.groups import START, Behind, Group, Groups, Stopped
+from gossamer.process.groups import FINISH, FOREGROUND, START, Aborted, Group, Groups, Stopped, Void
 from gossamer.process.neighbourhood import Neighbourhood
 from gossamer.process.pairing import Agreement, Pairing
 from gossamer.process.place import Place, own_host
@@ -40,9 +40,6 @@ FRESH_S = 30.0
 
 ABSURD = 1e3
 """A vector so many times longer than our own is refused."""
-
-FOREGROUND = "foreground"
-"""The lane of the training thread."""
 
 Batch = TypeVar("Batch")
 
@@ -88,13 +85,14 @@ class Swarm:
         self._steps_changed = threading.Condition()
         self._stopped = self._done = self._finished = False
         self._step: Generator[Effect, Any, None] | None = None
-        self._in_step = False
+        self._in_step = self._void = False
         self._couriers: ThreadPoolExecutor | None = None
         self._under_way: dict[Ticket, Future[Any]] = {}
         self._agreement: Agreement | None = None
         self._swap_deadline = Deadline(first_s=60.0, least_s=2.0)
         self._received: Tensor | None = None
         self._next_offer = 0.0
+        self._taken = 0
         self._everybody = tuple(range(topology.workers))
 
         self.point = place.meeting_point()
@@ -136,7 +134,7 @@ class Swarm:
         start.given_up = lambda: self.point.get("started") is not None
         self.position_new = self.place.rank != 0
         try:
-            with contextlib.suppress(Behind):
+            with contextlib.suppress(Void):
                 start.regroup(FOREGROUND)
             self._say_started()
         except Stopped:
@@ -152,15 +150,14 @@ class Swarm:
     def _come_back(self) -> None:
         """The run goes on already: take over the others' weights."""
         self.position_new = True
+        if not self.method.pairwise:
+            self._finished = True
+            raise InputError(
+                f"the run goes on without worker {self.place.rank}, and {self.method.name} takes nobody back: "
+                "gossip and a2cid2 do; or restart all workers"
+            )
         self.news.append("came back: taking over a peer's weights")
-        if self.method.pairwise:
-            self.pairing.fresh = True
-            return
-        group = self.groups.group(self._everybody)
-        found = self.point.get(f"{group.key}/wanted")
-        group.want(int(found) + 1 if found is not None else 1)
-        with contextlib.suppress(Behind):
-            group.regroup(FOREGROUND)
+        self.pairing.fresh = True
 
     def _say_started(self) -> None:
         """Tell a worker that comes to the meeting point that the run goes on already."""
@@ -184,7 +181,12 @@ class Swarm:
 
     def tensors(self) -> list[Tensor]:
         shared = [name for name in self.method.shared if name in self.method.shared_vectors]
-        vectors = [self.binding.x, self._buffer_vector(), *(self.worker.vector(name) for name in shared)]
+        vectors = [
+            self.binding.x,
+            self._buffer_vector(),
+            *(self.worker.vector(name) for name in shared),
+            *self._state(),
+        ]
         scalars = [self.worker.scalars.get(name, float("nan")) for name in self.method.shared]
         return [
             *(vector.detach().to("cpu", copy=True) for vector in vectors),
@@ -198,8 +200,9 @@ class Swarm:
             if self.binding.two_vectors:
                 self.binding.weights.copy_(tensors[0])
             self._load_buffers(tensors[1])
-            for name, tensor in zip(shared, tensors[2:-1], strict=True):
-                self.worker.vector(name).copy_(tensor)
+            own = [*(self.worker.vector(name) for name in shared), *self._state()]
+            for mine, tensor in zip(own, tensors[2:-1], strict=True):
+                mine.copy_(tensor)
             for name, value in zip(self.method.shared, tensors[-1][1:].tolist(), strict=True):
                 if value == value:
                     self.worker.scalars[name] = value
@@ -207,8 +210,17 @@ class Swarm:
                 self.worker.step = int(tensors[-1][0])
             self.position_new = False
 
+    def _state(self) -> list[Tensor]:
+        """The optimizer's tensors, where workers that make the same updates need the same."""
+        if not self.method.same_updates:
+            return []
+        state = self.binding.optimizer.state
+        entries = (state[parameter] for parameter in self.binding.parameters if parameter in state)
+        return [entry[name] for entry in entries for name in sorted(entry) if isinstance(entry[name], Tensor)]
+
     def regrouped(self) -> None:
         self.news.append("the group was rebuilt")
+        self._under_way.clear()
         self.method.regrouped(self.worker)
 
     def _buffer_vector(self) -> Tensor:
@@ -221,9 +233,13 @@ class Swarm:
     # The training thread
 
     def _before_step(self) -> None:
-        if self._in_step or self._finished:
+        if self._finished:
             return
-        self._in_step = True
+        if self._in_step:
+            # The optimizer failed in the middle of the last step, and the user has caught that: that step is void.
+            self._step, self._void = None, True
+            self._after_step()
+        self._in_step, self._void = True, False
         self._lock.acquire()
         self.binding.enter_step()
         self._step = self.method.step(self.worker)
@@ -235,14 +251,14 @@ class Swarm:
     def _after_step(self) -> None:
         if not self._in_step or self._finished:
             return
-        self.binding.stepped()
         if self._step is not None:
             self._foreground(None)
         if self.binding.two_vectors:
             self.method.point(self.worker, self.binding.weights)
         self.binding.leave_step()
-        self.worker.stepped()
-        self._counts.steps += 1
+        if not self._void:
+            self.worker.stepped()
+            self._counts.steps += 1
         self._lock.release()
         self._in_step = False
         with self._steps_changed:
@@ -264,9 +280,10 @@ class Swarm:
             self._lock.release()
             try:
                 answer = self._answer(effect, FOREGROUND)
-            except (Behind, Stopped):
+            except (Void, Stopped):
                 self._step.close()
                 self._step = None
+                self._void = True
                 return False
             finally:
                 self._lock.acquire()
@@ -277,8 +294,9 @@ class Swarm:
     def _background(self) -> None:
         asking = self.method.background(self.worker)
         answer: Any = None
+        # It ends only where it waits for a next exchange or step: what was agreed on with a peer is done.
         try:
-            while not self._stopped:
+            while True:
                 with self._lock:
                     effect = asking.send(answer)
                 answer = self._answer(effect, "background")
@@ -306,24 +324,22 @@ class Swarm:
             self._under_way[ticket] = self._couriers.submit(self._answer, effect.effect, "courier")
             return ticket
         assert isinstance(effect, Wait)
-        return self._under_way.pop(effect.ticket).result()
+        try:
+            return self._under_way.pop(effect.ticket).result()
+        except Aborted:
+            self.groups.group(self._everybody).regroup(FOREGROUND)
+            raise Void from None
 
     def _await_steps(self, target: int) -> None:
         with self._steps_changed:
-            while self.worker.step < target:
-                if self._stopped:
-                    raise Stopped
+            while self.worker.step < target and not self._stopped:
                 self._steps_changed.wait(TEND_S)
+        if self._stopped:
+            raise Stopped
 
     def _mean(self, effect: Mean, lane: str) -> Tensor:
         group = self.groups.group(self._everybody if effect.group is None else effect.group)
-        try:
-            mean = self.groups.mean(group, lane, self._to_host(effect.vector))
-        except Behind:
-            if lane == FOREGROUND:
-                raise
-            # Beside the training there is no step to void: as if everybody had been where we are.
-            return effect.vector
+        mean = self.groups.mean(group, lane, self._to_host(effect.vector))
         self._account(len(group.present), 2 * (len(group.present) - 1) / len(group.present), effect.vector)
         return self._to_device(mean)
 
@@ -438,11 +454,18 @@ class Swarm:
 
         The loader is begun again when it is exhausted.
         """
-        for batch in itertools.chain.from_iterable(itertools.repeat(loader)):
-            taken = self.point.add("batches", 1)
-            if taken is not None and taken > total_steps:
-                return
-            yield batch
+        while True:
+            empty = True
+            for batch in loader:
+                empty = False
+                taken = self.point.add("batches", 1)
+                # A store that took another's place counts from 0 again, and one out of reach not at all.
+                self._taken = max(self._taken + 1, taken or 0)
+                if self._taken > total_steps:
+                    return
+                yield batch
+            if empty:
+                raise InputError("the loader gives no batches (any more): give one that can be begun again")
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
@@ -450,13 +473,15 @@ class Swarm:
         with self._lock:
             before, buffers = self.binding.weights.clone(), self._buffer_vector()
             x = self.binding.x.clone()
+        # What is under way must not see the averaged weights.
+        for sent in list(self._under_way.values()):
+            sent.exception()
         group = self.groups.group(self._everybody, "averaged")
-        with contextlib.suppress(Behind):
-            mean = self.groups.mean(group, "mean", self._to_host(x))
-            mean_buffers = self.groups.mean(group, "mean", self._to_host(buffers))
-            with self._lock:
-                self.binding.weights.copy_(mean)
-                self._load_buffers(mean_buffers)
+        mean = self.groups.mean(group, "mean", self._to_host(x))
+        mean_buffers = self.groups.mean(group, "mean", self._to_host(buffers))
+        with self._lock:
+            self.binding.weights.copy_(mean)
+            self._load_buffers(mean_buffers)
         try:
             yield
         finally:
@@ -478,8 +503,8 @@ class Swarm:
         if self._thread is not None:
             self._thread.join(self._swap_deadline.seconds + 1)
         self._stopped = False
-        last = self.groups.group(self._everybody, "finish")
-        with contextlib.suppress(Behind, Stopped):
+        last = self.groups.group(self._everybody, FINISH)
+        with contextlib.suppress(Void, Stopped):
             self._drive_finish(last)
             self.binding.x.copy_(self.groups.mean(last, "last", self._to_host(self.binding.x)))
             if self.buffers.size:
@@ -527,6 +552,7 @@ class Swarm:
             self._couriers.shutdown(wait=False, cancel_futures=True)
         self._tender.join(2 * TEND_S + 1)
         self.groups.close()
+        self.point.close()
 
     def __enter__(self) -> Swarm:
         return self

@@ -147,7 +147,9 @@ class Cluster:
         worker.strands.clear()
         worker.sleeping.clear()
         worker.tickets.clear()
-        worker.idle_since = None
+        if worker.idle_since is not None:
+            worker.idle_time += now - worker.idle_since
+            worker.idle_since = None
         self.pairing.forget(rank)
         orphans = [joiner for joiner, peer in self.joining if peer is worker]
         self.joining = [pair for pair in self.joining if pair[1] is not worker]
@@ -188,7 +190,11 @@ class Cluster:
         worker.step = peer.step
         worker.alive = True
         self.tape.flush()
-        self.updates.reset(worker.rank)
+        self.evaluator.buffers[worker.rank].copy_(self.evaluator.buffers[peer.rank])
+        if self.method.same_updates:
+            self.updates.take_over(worker.rank, peer.rank)
+        else:
+            self.updates.reset(worker.rank)
         self.meetings.changed()
         self.news.append(f"worker {worker.rank} joined at {self.events.now:g} with the weights of worker {peer.rank}")
         self._live(worker)

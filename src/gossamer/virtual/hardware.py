@@ -86,8 +86,8 @@ def parse_ranked(text: str, separator: str, what: str, workers: int) -> list[tup
             raise InputError(f"{what} has {item!r}: expected RANK{separator}NUMBER, such as 3{separator}5")
         if not 0 <= pair[0] < workers:
             raise InputError(f"{what} names worker {pair[0]}: expected 0 to {workers - 1}, there are {workers} workers")
-        if pair[1] < 0:
-            raise InputError(f"{what} has {item!r}: expected a number of 0 or more")
+        if not 0 <= pair[1] < math.inf:
+            raise InputError(f"{what} has {item!r}: expected a finite number of 0 or more")
         pairs.append(pair)
     return pairs
 
@@ -116,6 +116,8 @@ class Compute:
         self.mean_s = parse_seconds(mean or "50ms", "--compute")
         if kind == "lognormal":
             self.sigma = parse_seconds(sigma or "0.1", "--compute")
+            if not self.sigma < math.inf:
+                raise InputError(f"--compute is {spec!r}: expected a finite spread")
         elif sigma:
             raise InputError(f"--compute is {spec!r}: {kind} takes one number, such as {kind}:50ms")
         if not 0 < self.mean_s < math.inf:
@@ -146,7 +148,7 @@ def _read_sample(path: str) -> np.ndarray:
         ) from None
     except ValueError as error:
         raise InputError(f"--compute sample: {path!r} has something that is not a number: {error}") from None
-    if sample.size == 0 or not (sample > 0).all():
+    if sample.size == 0 or not ((sample > 0) & np.isfinite(sample)).all():
         raise InputError(f"--compute sample: {path!r} needs times above 0, one per line")
     return sample.ravel()
 

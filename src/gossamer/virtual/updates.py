@@ -7,6 +7,7 @@ per worker, over parameters that are views of the worker's row.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
 
@@ -28,6 +29,9 @@ class Updates(Protocol):
 
     def reset(self, rank: int) -> None:
         """Forget what the optimizer of this worker remembers."""
+
+    def take_over(self, rank: int, peer: int) -> None:
+        """Let the optimizer of this worker remember what that of ``peer`` does."""
 
 
 def batched(template: torch.optim.Optimizer, x: Matrix, g: Matrix) -> Updates | None:
@@ -54,6 +58,10 @@ class _SGD:
     def reset(self, rank: int) -> None:
         if self.momentum is not None:
             self.momentum[rank].zero_()
+
+    def take_over(self, rank: int, peer: int) -> None:
+        if self.momentum is not None:
+            self.momentum[rank].copy_(self.momentum[peer])
 
     def apply(self, bucket: Bucket) -> None:
         for rows, lr in _pieces(bucket):
@@ -84,6 +92,12 @@ class _Adam:
         if self.accumulated is not None:
             self.accumulated[rank].zero_()
         self.steps[rank] = 0
+
+    def take_over(self, rank: int, peer: int) -> None:
+        for matrix in (self.first, self.second, self.accumulated):
+            if matrix is not None:
+                matrix[rank].copy_(matrix[peer])
+        self.steps[rank] = self.steps[peer]
 
     def apply(self, bucket: Bucket) -> None:
         for rank in bucket.rows:
@@ -193,6 +207,11 @@ class OneByOne:
 
     def reset(self, rank: int) -> None:
         self.optimizers[rank] = self._fresh(rank)
+
+    def take_over(self, rank: int, peer: int) -> None:
+        self.reset(rank)
+        # A copy: loading a state_dict keeps its tensors.
+        self.optimizers[rank].load_state_dict(copy.deepcopy(self.optimizers[peer].state_dict()))
 
     def apply(self, bucket: Bucket) -> None:
         for rank, lr in zip(bucket.rows, bucket.numbers, strict=True):
