@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test lint install clean
+.PHONY: demo test faults lint install clean
 
 install: $(INSTALLED)
 
@@ -26,6 +26,11 @@ lint: $(INSTALLED)
 
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+
+# Real processes killed, stopped and poisoned while the others train: minutes, and more of them with RUNS=50.
+RUNS ?= 1
+faults: $(INSTALLED)
+	for run in $$(seq $(RUNS)); do OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/process/faults.py || exit 1; done
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

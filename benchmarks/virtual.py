@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import itertools
 import json
 import platform
 import resource
@@ -146,8 +147,9 @@ def resnet(args: argparse.Namespace) -> list[dict[str, Any]]:
         images = {f"x_{part}": rng.integers(0, 256, (n, 32, 32, 3), np.uint8) for part, n in parts.items()}
         labels = {f"y_{part}": rng.integers(0, 10, n) for part, n in parts.items()}
         np.savez(data, **images, **labels)
-        for method in ("allreduce", "a2cid2"):
+        for precision, method in itertools.product(("float32", "bfloat16"), ("allreduce", "a2cid2")):
             common = {"task": "cifar10", "model": "resnet18", "data": str(data), "batch": 128, "device": args.device}
+            common["precision"] = precision
             graph, loop = (
                 Racer(resolved(gradients=way, workers=4, method=method, seed=args.seed, **common))
                 for way in ("graph", "loop")
@@ -158,6 +160,7 @@ def resnet(args: argparse.Namespace) -> list[dict[str, Any]]:
             )
             rows.append(
                 {
+                    "precision": precision,
                     "method": method,
                     "graph samples/s": statistics.median(fast),
                     "eager samples/s": statistics.median(slow),

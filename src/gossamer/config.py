@@ -23,7 +23,7 @@ from gossamer.settings import Settings, from_values, option
 from gossamer.tasks import Task, TaskConfig
 from gossamer.topology import Topology, build
 from gossamer.topology import names as topologies
-from gossamer.virtual.gradients import WAYS
+from gossamer.virtual.gradients import PRECISIONS, WAYS
 from gossamer.virtual.hardware import HardwareConfig
 from gossamer.virtual.updates import MakeOptimizer
 
@@ -54,6 +54,9 @@ class RunConfig(Settings):
         "hardware", "ideal: the papers' Poisson model; hardware: described machines", choices=("ideal", "hardware")
     )
     device: str = option("cpu", "where to compute: cpu or cuda")
+    precision: str = option(
+        "float32", "what models compute in; bfloat16: by autocast, weights stay as they are", choices=PRECISIONS
+    )
     gradients: str = option("auto", "how the workers' gradients are computed", choices=WAYS)
     eval_every: int = option(
         0, "history points between two evaluations on the test set; 0: as often as is cheap", least=0

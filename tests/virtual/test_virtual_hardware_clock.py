@@ -182,7 +182,7 @@ def test_a_network_that_cannot_be_is_refused(values, message):
         ({"straggler": "1:0"}, "infinitely fast"),
         ({"straggler": "1"}, "--straggler has '1': expected RANK:NUMBER"),
         ({"straggler": "1:nan"}, "--straggler has '1:nan'"),
-        ({"fail": "1@-3"}, "expected a number of 0 or more"),
+        ({"fail": "1@-3"}, "expected a finite number of 0 or more"),
         ({"join": "4@3"}, "--join names worker 4"),
     ],
 )

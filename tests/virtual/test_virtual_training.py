@@ -286,3 +286,18 @@ def test_the_first_loss_that_is_not_finite_is_the_one_that_is_named():
     (run,) = resolve({"method": "gossip", "workers": 3, "steps": 5, "compute": "constant:1s"}, task=task)
     result = simulate(run)
     assert (result.diverged.rank, result.diverged.step, result.diverged.time) == (1, 0, 1.0)
+
+
+def test_models_may_compute_in_bfloat16():
+    values = {"task": "digits", "workers": 3, "steps": 40, "method": "allreduce", "seed": 0}
+    exact, narrow = (simulate(make_run(**values, precision=precision)) for precision in ("float32", "bfloat16"))
+    assert narrow.final.loss != exact.final.loss
+    assert narrow.final.loss == pytest.approx(exact.final.loss, rel=0.1)
+    assert narrow.model.dtype == torch.float32
+
+
+def test_batch_norm_in_bfloat16_is_not_batched():
+    values = {"task": "digits", "model": "conv", "workers": 2, "steps": 2, "precision": "bfloat16"}
+    assert math.isfinite(simulate(make_run(**values)).final.loss)
+    with pytest.raises(InputError, match="do not batch"):
+        simulate(make_run(**values, gradients="batched"))

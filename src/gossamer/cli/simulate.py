@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
+import signal
 import sys
+import threading
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -112,10 +114,11 @@ def _simulate(run: Run, place: Path | None, command: str, quiet: bool) -> Result
     folder: RunFolder | None = None
     c = run.config
     total = float(c.steps if c.clock == "ideal" else c.steps * c.workers)
-    with Progressing(c.method, total, quiet) as progress:
+    with Progressing(c.method, total, quiet) as progress, _Interrupts() as interrupts:
 
         def watch(point: Point, news: list[str]) -> None:
             nonlocal folder
+            interrupts.heed()
             if place is not None:
                 # Only now: settings that cannot be used leave no run behind.
                 folder = folder or RunFolder(place, run.values(), command)
@@ -127,6 +130,34 @@ def _simulate(run: Run, place: Path | None, command: str, quiet: bool) -> Result
     if folder is not None:
         folder.close(_without_history(result), result.document()["history"], result.weights)
     return result
+
+
+class _Interrupts:
+    """Ctrl-C is heeded between two points of the history, where everything is in order; a second one at once."""
+
+    def __enter__(self) -> _Interrupts:
+        self.asked = False
+        self._before = signal.signal(signal.SIGINT, self._hear) if _in_main_thread() else None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._before is not None:
+            signal.signal(signal.SIGINT, self._before)
+
+    def _hear(self, number: int, frame: object) -> None:
+        if self.asked:
+            raise KeyboardInterrupt
+        self.asked = True
+
+    def heed(self) -> None:
+        """Stop here, if asked to."""
+        if self.asked:
+            raise KeyboardInterrupt
+
+
+def _in_main_thread() -> bool:
+    # Only there may a signal be handled.
+    return threading.current_thread() is threading.main_thread()
 
 
 def _line(point: Point, clock: str) -> str:

@@ -85,7 +85,7 @@ class Swarm:
         self._steps_changed = threading.Condition()
         self._stopped = self._done = self._finished = False
         self._step: Generator[Effect, Any, None] | None = None
-        self._in_step = self._void = False
+        self._in_step = self._void = self._tainted = False
         self._couriers: ThreadPoolExecutor | None = None
         self._under_way: dict[Ticket, Future[Any]] = {}
         self._agreement: Agreement | None = None
@@ -242,6 +242,11 @@ class Swarm:
         self._in_step, self._void = True, False
         self._lock.acquire()
         self.binding.enter_step()
+        if self._tainted:
+            # This gradient was taken at weights that were not finite; others are in their place by now.
+            self._tainted, self._void = False, True
+            self.binding.no_update()
+            return
         self._step = self.method.step(self.worker)
         if self._foreground(None):
             self.binding.hand_over_gradient()
@@ -417,6 +422,7 @@ class Swarm:
                 vector.zero_()
             if not self._in_step:
                 self.binding.weights.copy_(weights)
+            self._tainted = sick
         why = "our weights were not finite" if sick else "joined"
         self.news.append(f"{why}: took over the weights of worker {peer}")
         self.pairing.fresh = self.position_new = False
@@ -506,11 +512,20 @@ class Swarm:
         last = self.groups.group(self._everybody, FINISH)
         with contextlib.suppress(Void, Stopped):
             self._drive_finish(last)
-            self.binding.x.copy_(self.groups.mean(last, "last", self._to_host(self.binding.x)))
+            self._last_mean(last)
             if self.buffers.size:
                 self._load_buffers(self.groups.mean(last, "last", self._to_host(self._buffer_vector())))
         self.binding.weights.copy_(self.binding.x)
         self.close()
+
+    def _last_mean(self, last: Group) -> None:
+        """The mean over all workers whose weights are finite."""
+        x = self._to_host(self.binding.x)
+        counts = bool(torch.isfinite(x).all())
+        summed = torch.cat([x if counts else torch.zeros_like(x), torch.full((1,), float(counts), dtype=x.dtype)])
+        mean = self.groups.mean(last, "last", summed)
+        if mean[-1] > 0:
+            self.binding.x.copy_(mean[:-1].div_(mean[-1].clone()))
 
     def _await_others(self) -> None:
         """Wait until every worker alive is done, serving those that are not."""

@@ -3,14 +3,15 @@
 Three ways to do it (``ways``), with the same result up to rounding:
 
 ``batched``   one ``vmap`` over workers, on CUDA as a captured graph: the fastest for small models, on CPU and GPU;
-``graph``     on CUDA, one captured graph into whose static parameters a worker's row is copied: for models that do not
-              batch well but whose launches cost more than their arithmetic (ResNet-18);
+``graph``     on CUDA, a captured graph of a few models side by side, into whose parameters workers' rows are copied:
+              for models that do not batch well but whose launches cost more than their arithmetic (ResNet-18);
 ``loop``      one worker after the other, plainly: for large models on CPU, and for models that the others cannot take.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 import torch
@@ -21,9 +22,10 @@ from gossamer.errors import InputError
 from gossamer.flat import Flat
 from gossamer.seeds import stream
 from gossamer.tasks import Batches, Task
-from gossamer.virtual.ways import Batched, BatchedGraphs, Single, SingleGraph, Way
+from gossamer.virtual.ways import LANES, Autocast, Batched, BatchedGraphs, Single, SingleGraph, Way
 
 WAYS = ("auto", "batched", "graph", "loop")
+PRECISIONS = ("float32", "bfloat16")
 
 SMALL_MODEL = 2_000_000
 """Models with fewer parameters than this, and no convolution, are batched."""
@@ -45,12 +47,32 @@ class Evaluator:
     """Evaluates the model of a task at rows of parameters, each with its worker's data and buffers."""
 
     def __init__(
-        self, task: Task, model: nn.Module, batches: Sequence[Batches], seed: int, device: torch.device, way: str
+        self,
+        task: Task,
+        model: nn.Module,
+        batches: Sequence[Batches],
+        *,
+        seed: int,
+        device: torch.device,
+        way: str = "auto",
+        precision: str = "float32",
     ) -> None:
         self.task, self.model, self.batches, self.seed, self.device = task, model.to(device), batches, seed, device
         self.flat = Flat.of_parameters(model)
         self.buffer_flat = Flat.of_buffers(model)
         self.way = choose_way(model, self.flat.size, device) if way == "auto" else way
+        narrow = precision == "bfloat16"
+        if narrow and self.way == "batched" and self.buffer_flat.size:
+            # Under vmap torch's batch norm wants its running statistics in the precision of its input.
+            if way == "batched":
+                raise InputError(
+                    "--precision bfloat16 and batch norm do not batch: take --gradients auto, graph or loop"
+                )
+            self.way = "graph" if device.type == "cuda" else "loop"
+        # Nothing is cached: a captured graph casts its weights anew at every replay.
+        self.autocast: Autocast = partial(
+            torch.autocast, device.type, torch.bfloat16, enabled=narrow, cache_enabled=False
+        )
         if self.way == "graph" and device.type != "cuda":
             raise InputError("--gradients graph needs a CUDA device: take batched or loop, or --device cuda")
         self.train = tuple(part.to(device) for part in task.train)
@@ -68,7 +90,7 @@ class Evaluator:
 
     def _chunk(self) -> int:
         if self.way != "batched":
-            return 1
+            return LANES if self.way == "graph" else 1
         sample = self.train[0][0].numel() * 8 * (self.batches[0].batch if self.batches else 1)
         row = self.flat.size * torch.finfo(self.flat.dtype).bits // 8
         return max(1, CHUNK_BYTES // (3 * row + sample))
@@ -98,8 +120,8 @@ class Evaluator:
             batched = Batched(self._loss, self.flat, self.buffer_flat)
             most = min(self.chunk, len(points))
             return BatchedGraphs(batched, most) if self.device.type == "cuda" else batched
-        single = Single(self.task, self.model, self.flat, self.buffer_flat, self.device)
-        return SingleGraph(single) if self.way == "graph" else single
+        make = partial(Single, self.task, self.model, self.flat, self.buffer_flat, self.device, self.autocast)
+        return SingleGraph(make) if self.way == "graph" else make()
 
     def _loss(
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor
@@ -110,7 +132,8 @@ class Evaluator:
         if self.task.prepare is not None:
             inputs = self.task.prepare(inputs)
         named = parameters | buffers | {name: counter.clone() for name, counter in self.counters.items()}
-        return functional_call(self.model, named, (inputs,))
+        with self.autocast():
+            return functional_call(self.model, named, (inputs,)).to(self.flat.dtype)
 
     def _mini_batches(self, ranks: list[int], steps: list[int]) -> tuple[Tensor, Tensor]:
         samples = np.stack([self.batches[rank].take(step) for rank, step in zip(ranks, steps, strict=True)])

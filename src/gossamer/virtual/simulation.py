@@ -129,7 +129,7 @@ def make_evaluator(run: Run) -> Evaluator:
     torch.manual_seed(c.seed)
     model = task.model()
     batches = worker_batches(task, c.partition, c.workers, c.batch, c.seed)
-    return Evaluator(task, model, batches, c.seed, device, c.gradients)
+    return Evaluator(task, model, batches, seed=c.seed, device=device, way=c.gradients, precision=c.precision)
 
 
 def make_cluster(run: Run) -> Cluster:

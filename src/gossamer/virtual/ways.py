@@ -6,10 +6,10 @@ the losses. They agree up to rounding.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -19,8 +19,17 @@ from gossamer.flat import Flat
 from gossamer.tasks import Task
 from gossamer.virtual.buckets import scatter
 
+LANES = 4
+"""Workers whose gradients a captured graph computes side by side."""
+
+T = TypeVar("T")
+
 Loss = Callable[[dict[str, Tensor], dict[str, Tensor], Tensor, Tensor], Tensor]
 """``loss(parameters by name, buffers by name, inputs, targets)``."""
+
+
+Autocast = Callable[[], contextlib.AbstractContextManager[Any]]
+"""What a model's forward pass runs under."""
 
 
 class Way(Protocol):
@@ -37,8 +46,16 @@ class Single:
     gradients that are views of another. For a small model that takes half the time of ``functional_call``.
     """
 
-    def __init__(self, task: Task, model: nn.Module, flat: Flat, buffer_flat: Flat, device: torch.device) -> None:
-        self.task, self.model = task, copy.deepcopy(model).train()
+    def __init__(
+        self,
+        task: Task,
+        model: nn.Module,
+        flat: Flat,
+        buffer_flat: Flat,
+        device: torch.device,
+        autocast: Autocast = contextlib.nullcontext,
+    ) -> None:
+        self.task, self.model, self.autocast = task, copy.deepcopy(model).train(), autocast
         self.point = torch.zeros(flat.size, dtype=flat.dtype, device=device)
         self.gradient = torch.zeros_like(self.point)
         self.buffers = torch.zeros(buffer_flat.size, dtype=buffer_flat.dtype, device=device)
@@ -83,7 +100,9 @@ class Single:
             torch._foreach_copy_(self.counters, self.counted)
         with torch.enable_grad(), fastest_convolutions():
             data = inputs if self.task.prepare is None else self.task.prepare(inputs)
-            loss = self.task.loss(self.model(data), targets)
+            with self.autocast():
+                outputs = self.model(data).to(self.point.dtype)
+            loss = self.task.loss(outputs, targets)
             loss.backward()
         for part, parameter in self.narrow:
             if parameter.grad is not None:
@@ -94,29 +113,78 @@ class Single:
 
 
 class SingleGraph:
-    """One worker after the other, each by one launch of a captured CUDA graph."""
+    """A few workers side by side, each with a model of its own, by one launch of a captured CUDA graph.
 
-    def __init__(self, single: Single) -> None:
-        self.single = single
-        self.graph: torch.cuda.CUDAGraph | None = None
+    One worker's kernels leave much of a large GPU idle; those of several share it.
+    """
+
+    def __init__(self, make: Callable[[], Single]) -> None:
+        self.make = make
+        self.lanes: list[_Lane] = []
+        self.alone: torch.cuda.CUDAGraph | None = None
+        self.together: torch.cuda.CUDAGraph | None = None
 
     def __call__(
         self, points: Tensor, buffers: Tensor, ranks: list[int], index: Tensor, inputs: Tensor, targets: Tensor
     ) -> Tensor:
-        if self.graph is None:
-            self.inputs, self.targets = inputs[0].clone(), targets[0].clone()
-            self.graph, self.loss = capture(lambda: self.single.compute(self.inputs, self.targets), points.device)
-        losses = []
-        for rank, x, y in zip(ranks, inputs, targets, strict=True):
-            self.single.point.copy_(points[rank])
-            self.single.buffers.copy_(buffers[rank])
-            self.inputs.copy_(x)
-            self.targets.copy_(y)
-            self.graph.replay()
-            points[rank].copy_(self.single.gradient)
-            buffers[rank].copy_(self.single.buffers)
-            losses.append(self.loss.clone())
-        return torch.stack(losses)
+        if not self.lanes:
+            self._capture(inputs[0], targets[0], points.device)
+        assert self.alone is not None
+        if self.together is not None and len(ranks) == LANES:
+            return self._run(self.together, self.lanes, points, buffers, ranks, inputs, targets)
+        losses = [
+            self._run(self.alone, self.lanes[:1], points, buffers, [rank], x[None], y[None])
+            for rank, x, y in zip(ranks, inputs, targets, strict=True)
+        ]
+        return torch.cat(losses)
+
+    def _capture(self, inputs: Tensor, targets: Tensor, device: torch.device) -> None:
+        self.lanes = [_Lane(self.make(), inputs, targets, torch.cuda.Stream(device)) for _ in range(LANES)]
+        self.alone, _ = capture(self.lanes[0].compute, device)
+
+        def side_by_side() -> None:
+            origin = torch.cuda.current_stream(device)
+            for lane in self.lanes:
+                lane.stream.wait_stream(origin)
+                with torch.cuda.stream(lane.stream):
+                    lane.compute()
+            for lane in self.lanes:
+                origin.wait_stream(lane.stream)
+
+        self.together, _ = capture(side_by_side, device)
+
+    def _run(
+        self,
+        graph: torch.cuda.CUDAGraph,
+        lanes: list[_Lane],
+        points: Tensor,
+        buffers: Tensor,
+        ranks: list[int],
+        inputs: Tensor,
+        targets: Tensor,
+    ) -> Tensor:
+        for lane, rank, x, y in zip(lanes, ranks, inputs, targets, strict=True):
+            lane.single.point.copy_(points[rank])
+            lane.single.buffers.copy_(buffers[rank])
+            lane.inputs.copy_(x)
+            lane.targets.copy_(y)
+        graph.replay()
+        for lane, rank in zip(lanes, ranks, strict=True):
+            points[rank].copy_(lane.single.gradient)
+            buffers[rank].copy_(lane.single.buffers)
+        return torch.stack([lane.loss for lane in lanes])
+
+
+class _Lane:
+    """One of the models side by side, and what is copied into it."""
+
+    def __init__(self, single: Single, inputs: Tensor, targets: Tensor, stream: torch.cuda.Stream) -> None:
+        self.single, self.stream = single, stream
+        self.inputs, self.targets = inputs.clone(), targets.clone()
+        self.loss = torch.zeros((), dtype=single.point.dtype, device=inputs.device)
+
+    def compute(self) -> None:
+        self.loss.copy_(self.single.compute(self.inputs, self.targets))
 
 
 class Batched:
@@ -205,7 +273,7 @@ class BatchedGraphs:
         return True
 
 
-@contextmanager
+@contextlib.contextmanager
 def fastest_convolutions() -> Iterator[None]:
     """Let cuDNN time its algorithms once and keep the fastest: a gradient's shapes are always the same."""
     before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
@@ -215,10 +283,8 @@ def fastest_convolutions() -> Iterator[None]:
         torch.backends.cudnn.benchmark = before
 
 
-def capture(
-    compute: Callable[[], Tensor], device: torch.device, pool: Any = None
-) -> tuple[torch.cuda.CUDAGraph, Tensor]:
-    """``compute`` as a CUDA graph, and the tensor that will hold what it returns."""
+def capture(compute: Callable[[], T], device: torch.device, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, T]:
+    """``compute`` as a CUDA graph, and the tensor that will hold what it returns, if it does."""
     side = torch.cuda.Stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
