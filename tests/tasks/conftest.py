@@ -1,15 +1,5 @@
 import numpy as np
 import pytest
-import torch
-
-
-@pytest.fixture(autouse=True)
-def _one_thread():
-    # The machine may be shared; the models here are too small to gain from more.
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

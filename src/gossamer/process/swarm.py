@@ -120,8 +120,7 @@ class Swarm:
 
     def _needed_neighbours(self) -> tuple[int, ...]:
         """Edges are for methods that exchange in pairs; the others meet in groups."""
-        pairs = self.has_background and self.method.pairwise
-        return self.topology.neighbours(self.place.rank) if pairs else ()
+        return self.topology.neighbours(self.place.rank) if self.method.pairwise else ()
 
     def _meet(self) -> None:
         """Everybody starts from rank 0's weights and buffers; a worker that comes back takes those of the others."""
