@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 from dataclasses import dataclass
@@ -13,6 +14,9 @@ from gossamer.process.meeting_point import MeetingPoint
 
 START_S = 300.0
 """How long the others may take to come to the first meeting."""
+
+_joined = itertools.count()
+"""A process may join several times, with several models or one after the other: all workers in the same order."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +51,7 @@ def find_place() -> Place:
     host = env.get("MASTER_ADDR", "127.0.0.1")
     port = int(env["MASTER_PORT"]) if "MASTER_PORT" in env else free_port()
     run = f"{env.get('TORCHELASTIC_RUN_ID', 'run')}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    return Place(rank, workers, host, port, f"gossamer/{run}/")
+    return Place(rank, workers, host, port, f"gossamer/{run}/{next(_joined)}/")
 
 
 def free_port() -> int:

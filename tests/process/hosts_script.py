@@ -1,0 +1,52 @@
+"""Trains with every method, one after the other, on several hosts; prints one line of JSON per method and worker."""
+
+import json
+import os
+import sys
+import time
+
+import torch
+from torch import nn
+
+import gossamer
+from gossamer.methods import METHODS
+
+STEPS = 60
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for method in METHODS:
+        torch.manual_seed(0)
+        centres = torch.randn(4, 16) * 2
+        model = nn.Sequential(nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 256), nn.ReLU(), nn.Linear(256, 4))
+        adam = method == "divisible"
+        optimizer = (torch.optim.Adam if adam else torch.optim.SGD)(model.parameters(), lr=0.003 if adam else 0.05)
+        with gossamer.join(model, optimizer, method=method, topology="ring") as swarm:
+            generator = torch.Generator().manual_seed(swarm.place.rank)
+            for _ in range(STEPS):
+                labels = torch.randint(0, 4, (16,), generator=generator)
+                inputs = centres[labels] + torch.randn(16, 16, generator=generator)
+                nn.functional.cross_entropy(model(inputs), labels).backward()
+                time.sleep(0.005)  # steps of no time would be over before the first exchange
+                optimizer.step()
+                optimizer.zero_grad()
+            metrics = swarm.metrics()
+        labels = torch.arange(4).repeat(100)
+        inputs = centres[labels] + torch.randn(400, 16, generator=torch.Generator().manual_seed(99))
+        report = {
+            "method": method,
+            "host": int(os.environ["GROUP_RANK"]),
+            "rank": swarm.place.rank,
+            "exchanges": metrics.exchanges,
+            "lost": metrics.lost,
+            "news": swarm.news,
+            "accuracy": float((model(inputs).argmax(1) == labels).float().mean()),
+            "weights": float(sum(parameter.detach().double().sum() for parameter in model.parameters())),
+        }
+        sys.stdout.write(json.dumps(report) + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
