@@ -52,4 +52,6 @@ def join(
     graph = build(topology, workers=place.workers, seed=seed)
     made = kind(from_values(kind.Config, settings), graph)
     made.check_optimizer(optimizer)
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise InputError("LBFGS takes several gradients per step, workers exchange after one: take another optimizer")
     return Swarm(model, optimizer, made, graph, place, seed)

@@ -25,6 +25,7 @@ from gossamer.process.groups import FINISH, FOREGROUND, START, Aborted, Group, G
 from gossamer.process.neighbourhood import Neighbourhood
 from gossamer.process.pairing import Agreement, Pairing
 from gossamer.process.place import Place, own_host
+from gossamer.process.step_call import overflowed, prepare
 from gossamer.process.worker import ProcessWorker
 from gossamer.seeds import stream
 from gossamer.topology import Topology
@@ -106,6 +107,7 @@ class Swarm:
         if two_vectors:
             self.method.point(self.worker, self.binding.weights)
         self._hooks = [
+            optimizer.register_step_pre_hook(prepare),
             optimizer.register_step_pre_hook(lambda *_: self._before_step()),
             optimizer.register_step_post_hook(lambda *_: self._after_step()),
         ]
@@ -232,7 +234,7 @@ class Swarm:
     # The training thread
 
     def _before_step(self) -> None:
-        if self._finished:
+        if self._finished or overflowed(self.binding.optimizer):
             return
         if self._in_step:
             # The optimizer failed in the middle of the last step, and the user has caught that: that step is void.
