@@ -73,7 +73,8 @@ class Training:
         if loop.compiler is not None:
             self.called = torch.compile(self.model, backend=loop.compiler)  # type: ignore[assignment]
         self.scheduler = torch.optim.lr_scheduler.ExponentialLR(self.optimizer, 0.9)
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+        # Workers find scales of their own.
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=1024.0 * 2**data_seed, growth_interval=2)
         self.generator = torch.Generator().manual_seed(data_seed)
         self.poisoned = False
         """Whether the next gradient overflows."""
@@ -191,7 +192,7 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
             total = torch.ones(1)
             dist.all_reduce(total)
             assert total.item() == dist.get_world_size()
-    own = training.buffers()
+    own_weights, own_buffers = training.weights(), training.buffers()
     steps = swarm.metrics().steps
     swarm.finish()
     if order.get("own_group"):
@@ -203,8 +204,8 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
             "at": "finished",
             "weights": training.weights(),
             "buffers": training.buffers(),
-            "own_buffers": own,
+            "own_weights": own_weights,
+            "own_buffers": own_buffers,
             "steps": steps,
-            "scale": training.scaler.get_scale(),
         }
     )

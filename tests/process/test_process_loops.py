@@ -53,10 +53,10 @@ def test_an_optimizer_that_takes_many_gradients_per_step_is_refused():
 
 
 @pytest.mark.parametrize("loop", LOOPS)
-def test_two_workers_end_with_one_model(loop):
+def test_two_workers_that_share_their_gradients_stay_alike(loop):
     with RealWorkers(2, script=loop_kinds.train, loop=loop, method="allreduce") as workers:
         first, second = workers.finished()
-    assert first["weights"] == second["weights"]
+    assert first["own_weights"] == second["own_weights"] == first["weights"] == second["weights"]
     assert first["buffers"] == second["buffers"]
     assert first["steps"] == second["steps"] == STEPS
 
@@ -78,7 +78,6 @@ def test_a_worker_that_skips_a_step_harms_nobody(loop, method):
         first, second = workers.finished()
     assert first["steps"] == 20
     assert second["steps"] == 19
-    assert first["scale"] > second["scale"]
     assert first["weights"] == second["weights"]
     assert all(abs(weight) < 10 for weight in first["weights"])
 
