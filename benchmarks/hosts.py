@@ -58,6 +58,10 @@ class Hosts:
     def address(self, host: int) -> str:
         return f"10.77.0.{host + 1}"
 
+    def prefix(self, host: int) -> list[str]:
+        """What makes a command run on a host, before it."""
+        return ["ip", "netns", "exec", self.name(host)]
+
     def sent_bytes(self, host: int) -> int:
         """What has left a host over its link."""
         return int(Path(f"/sys/class/net/{self._link(host)}/statistics/rx_bytes").read_text())
@@ -67,7 +71,7 @@ class Hosts:
     ) -> subprocess.Popen[str]:
         """Start a command on a host, with these variables beside our own."""
         return subprocess.Popen(
-            ["ip", "netns", "exec", self.name(host), *command],
+            [*self.prefix(host), *command],
             env={**os.environ, "GLOO_SOCKET_IFNAME": "eth0", **environment},
             stdout=output,
             stderr=subprocess.STDOUT if output is not None else None,

@@ -32,6 +32,7 @@ from gossamer.tasks import Task
 from gossamer.tasks.scores import cross_entropy
 from gossamer.virtual.cluster import Cluster
 from gossamer.virtual.simulation import make_cluster
+from tables import table
 
 METHODS = ("allreduce", "lasgd", "gossip", "a2cid2")
 CLOCKS = ("hardware", "ideal")
@@ -267,19 +268,6 @@ def per_event(racer: Racer, count: int, repeats: int) -> dict[str, float]:
         made, exchanges = cluster.total_made - made, cluster.num_exchanges - exchanges
         times.append(seconds_per_step * made / (made + exchanges) * 1e6)
     return {"µs per event": statistics.median(times)}
-
-
-def table(rows: list[dict[str, Any]]) -> str:
-    """Rows as a markdown table."""
-    lines = ["| " + " | ".join(rows[0]) + " |", "|" + "---|" * len(rows[0])]
-    lines += ["| " + " | ".join(shown(value) for value in row.values()) + " |" for row in rows]
-    return "\n".join(lines)
-
-
-def shown(value: Any) -> str:
-    if not isinstance(value, float):
-        return f"{value:,}" if isinstance(value, int) else str(value)
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value < 1 else f"{value:.1f}"
 
 
 def machine(args: argparse.Namespace) -> dict[str, Any]:
