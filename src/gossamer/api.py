@@ -35,7 +35,7 @@ def simulate(
     schedule
         A name, or a function from the step number to a factor on the learning rate. Empty: what suits the task.
     watch
-        Called with every point of the history and the news since the last.
+        Called with every point of the history, the same for each worker, and the news since the last.
     settings
         Any option of ``gossamer simulate`` by its name, such as ``method="a2cid2"``, ``workers=64``, ``lr=0.1``.
 

@@ -88,6 +88,8 @@ class Ticket:
     """A communication under way: ``answer`` is there once ``done``."""
 
     effect: Mean | Gather
+    since_step: int = 0
+    """The step at which the worker started it."""
     done: bool = False
     answer: Any = field(default=None, repr=False)
 

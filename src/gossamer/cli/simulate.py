@@ -28,7 +28,7 @@ from gossamer.cli.output import (
 from gossamer.config import Run, resolve, unused
 from gossamer.errors import InputError
 from gossamer.runfolder import SUMMARY, RunFolder, check_folder, make_folder, remove_if_empty, write_json
-from gossamer.virtual.simulation import Point, Result, Spread, plain, simulate
+from gossamer.virtual.simulation import Point, Result, Spread, WorkerPoint, plain, simulate
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -116,7 +116,7 @@ def _simulate(run: Run, place: Path | None, command: str, quiet: bool) -> Result
     total = float(c.steps if c.clock == "ideal" else c.steps * c.workers)
     with Progressing(c.method, total, quiet) as progress, _Interrupts() as interrupts:
 
-        def watch(point: Point, news: list[str]) -> None:
+        def watch(point: Point, workers: list[WorkerPoint], news: list[str]) -> None:
             nonlocal folder
             interrupts.heed()
             if place is not None:

@@ -17,10 +17,11 @@ from torch import Tensor, nn
 from gossamer.effects import Gather, Mean, Pair, Start, Steps, Swap, Ticket, Update, Wait
 from gossamer.errors import InputError
 from gossamer.methods import Method
+from gossamer.recording import Recorder
 from gossamer.seeds import stream
 from gossamer.topology import Topology
 from gossamer.virtual.buckets import GATHER_BYTES, Bucket, Matrix
-from gossamer.virtual.clock import Clock, Hardware, Ideal
+from gossamer.virtual.clock import Clock, Done, Hardware, Ideal
 from gossamer.virtual.events import ARRIVE, BEGIN, END, LOOK, Events
 from gossamer.virtual.gradients import Evaluator
 from gossamer.virtual.hardware import HardwareConfig, parse_ranked
@@ -54,6 +55,7 @@ class Cluster:
         hardware: HardwareConfig,
         seed: int,
         start: list[Tensor] | None = None,
+        recorder: Recorder | None = None,
     ) -> None:
         self.evaluator, self.method, self.topology, self.schedule, self.seed = (
             evaluator,
@@ -63,6 +65,7 @@ class Cluster:
             seed,
         )
         self.num_workers = topology.workers
+        self.recorder = recorder
         self.events = Events()
         self.clock: Clock = (
             Ideal(method.lockstep)
@@ -96,7 +99,8 @@ class Cluster:
             if clock == "ideal"
             else ReadyPairing(topology, self.events, self._meet)
         )
-        self.swaps: dict[tuple[int, int], tuple[Strand, Swap]] = {}
+        self.swaps: dict[tuple[int, int], tuple[Strand, Swap, int]] = {}
+        """Who wants to swap with whom: its strand, what it sends, and its step then."""
         self.waiting: dict[Ticket, list[Strand]] = {}
         self.joining: list[tuple[VirtualWorker, VirtualWorker]] = []
         """Workers that join as soon as their peer has made its step."""
@@ -115,6 +119,8 @@ class Cluster:
         for rank, time in joins:
             if all(failed != rank or when > time for failed, when in fails):
                 self.workers[rank].alive = False
+                if self.recorder is not None:
+                    self.recorder.gone(rank, 0.0)
         for rank, time in fails:
             self.events.at(time, ARRIVE, self._fail, rank)
         for rank, time in joins:
@@ -127,6 +133,8 @@ class Cluster:
 
     def _live(self, worker: VirtualWorker) -> None:
         worker.born = self.events.now
+        if self.recorder is not None:
+            self.recorder.back(worker.rank, worker.born)
         self._run(worker, "background", self.method.background(worker))
         self._next_gradient(worker)
 
@@ -142,6 +150,8 @@ class Cluster:
         worker.turn += 1
         worker.lived += now - worker.born
         self.news.append(f"worker {rank} gone at {now:g}; going on with {sum(w.alive for w in self.workers)}")
+        if self.recorder is not None:
+            self.recorder.gone(rank, now)
         for strand in worker.strands:
             strand.close()
         worker.strands.clear()
@@ -156,7 +166,7 @@ class Cluster:
         for joiner in orphans:
             self._join(now, joiner.rank)
         self.meetings.changed(left=rank)
-        for pair, (strand, swap) in list(self.swaps.items()):
+        for pair, (strand, swap, _) in list(self.swaps.items()):
             if strand.worker is worker:
                 del self.swaps[pair]
             elif swap.peer == rank:
@@ -222,6 +232,7 @@ class Cluster:
         if not worker.alive or worker.turn != turn or self._ending:
             return
         worker.compute_time += took
+        worker.computed_in = took
         if self.clock.instant:
             self._take_gradient(worker, now)
         worker.idle_since = now
@@ -231,8 +242,12 @@ class Cluster:
         """The method's step is over."""
         now = self.events.now
         if worker.idle_since is not None:
-            worker.idle_time += now - worker.idle_since
-            worker.idle_since = None
+            computed, worker.idle_since = worker.idle_since, None
+            worker.idle_time += now - computed
+            if self.recorder is not None:
+                self.recorder.stepped(worker.rank, computed - worker.computed_in, computed, now)
+                if now > computed:
+                    self.recorder.waited(worker.rank, computed, now)
         worker.step += 1
         worker.made += 1
         self.total_made += 1
@@ -296,15 +311,16 @@ class Cluster:
                     worker.sleeping.append((worker.step + effect.count, strand))
                     return
             elif isinstance(effect, Start):
-                answer = ticket = Ticket(effect.effect)
+                answer = ticket = Ticket(effect.effect, since_step=worker.step)
                 self.meetings.come(worker, effect.effect, partial(self._fulfil, ticket))
             elif isinstance(effect, Wait):
                 if not effect.ticket.done:
                     self.waiting.setdefault(effect.ticket, []).append(strand)
                     return
                 answer = effect.ticket.answer
+                self._merging(worker, effect.ticket.since_step)
             elif isinstance(effect, (Mean, Gather)):
-                self.meetings.come(worker, effect, partial(self._resume, strand))
+                self.meetings.come(worker, effect, partial(self._merge, strand, worker.step))
                 return
             elif isinstance(effect, Pair):
                 self.pairing.ask(self.events.now, strand, effect.rate)
@@ -318,7 +334,18 @@ class Cluster:
     def _fulfil(self, ticket: Ticket, answer: Any) -> None:
         ticket.done, ticket.answer = True, answer
         for strand in self.waiting.pop(ticket, ()):
+            self._merge(strand, ticket.since_step, answer)
+
+    def _merge(self, strand: Strand, since_step: int, answer: Any) -> None:
+        """Give the method what it waited for, since it had made ``since_step`` steps."""
+        if not strand.over:
+            self._merging(strand.worker, since_step)
             self._resume(strand, answer)
+
+    def _merging(self, worker: VirtualWorker, since_step: int) -> None:
+        if self.recorder is not None:
+            now = self.events.now
+            self.recorder.merged(worker.rank, now, now, worker.step - since_step)
 
     def _meet(self, first: Strand, second: Strand) -> None:
         """Two neighbours that are ready exchange."""
@@ -332,16 +359,19 @@ class Cluster:
             self.events.at(self.events.now, ARRIVE, lambda now: self._resume(strand, None))
             return
         other = self.swaps.get((peer, rank))
-        own = self.swaps[rank, peer] = (strand, swap)
+        own = self.swaps[rank, peer] = (strand, swap, strand.worker.step)
         if other is None:
             return
         size = swap.vector.numel() * swap.vector.element_size()
         for worker in (strand.worker, other[0].worker):
             worker.bytes_sent += size
-        self.clock.swap(self.events.now, rank, peer, size, partial(self._swapped, first=other, second=own))
+        began = self.events.now
+        self.clock.swap(began, rank, peer, size, partial(self._swapped, first=other, second=own, began=began))
 
-    def _swapped(self, now: float, first: tuple[Strand, Swap], second: tuple[Strand, Swap]) -> None:
-        (one, sent_one), (two, sent_two) = first, second
+    def _swapped(
+        self, now: float, first: tuple[Strand, Swap, int], second: tuple[Strand, Swap, int], began: float
+    ) -> None:
+        (one, sent_one, step_one), (two, sent_two, step_two) = first, second
         a, b = one.worker.rank, two.worker.rank
         if self.swaps.get((a, b)) is not first or self.swaps.get((b, a)) is not second:
             return  # one of them died meanwhile
@@ -349,8 +379,10 @@ class Cluster:
         one.worker.exchanges += 1
         two.worker.exchanges += 1
         self.num_exchanges += 1
-        self._resume(one, sent_two.vector)
-        self._resume(two, sent_one.vector)
+        if self.recorder is not None:
+            self.recorder.exchanged((a, b), began, now, _size_bytes(sent_one.vector))
+        self._merge(one, step_one, sent_two.vector)
+        self._merge(two, step_two, sent_one.vector)
 
     def _hold(self, meeting: Meeting) -> None:
         """Everybody expected has come: do what they came for."""
@@ -370,12 +402,20 @@ class Cluster:
                 worker.bytes_sent += round(share * size)
                 worker.exchanges += 1
             self.num_exchanges += 1
-            transfer(self.events.now, members, size, partial(self._held, came=came, answer=answer))
+            done = partial(self._held, came=came, answer=answer)
+            if self.recorder is not None:
+                done = partial(self._told, done, members, self.events.now, round(share * size))
+            transfer(self.events.now, members, size, done)
         else:
             self._held(self.events.now, came, answer)
 
     def _held(self, now: float, came: list[Any], answer: Any) -> None:
         self.events.at(now, ARRIVE, self._answer, came, answer)
+
+    def _told(self, done: Done, members: tuple[int, ...], began: float, sent_bytes: int, now: float) -> None:
+        assert self.recorder is not None
+        self.recorder.exchanged(members, began, now, sent_bytes)
+        done(now)
 
     def _answer(self, now: float, came: list[Any], answer: Any) -> None:
         for worker, _, give in came:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from gossamer.config import Run, find_device
+from gossamer.recording import Recorder
 from gossamer.seeds import stream
 from gossamer.tasks import worker_batches
 from gossamer.virtual.cluster import Cluster, Diverged
@@ -67,6 +68,22 @@ class Point:
     wall_s: float
 
 
+@dataclass(frozen=True)
+class WorkerPoint:
+    """How far one worker is at that moment."""
+
+    rank: int
+    state: str
+    """``training``, ``waiting`` or ``gone``."""
+    steps: int
+    exchanges: int
+    bytes_sent: int
+    busy: float
+    """Share of its time that it did not spend waiting."""
+    accuracy: float | None
+    """Of its own model, on the test set; None between two evaluations."""
+
+
 @dataclass
 class Result:
     """What a run came to."""
@@ -112,14 +129,14 @@ def plain(value: Any) -> Any:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
-Watch = Callable[[Point, list[str]], None]
-"""Called with every point of the history, and what happened to the workers since the last."""
+Watch = Callable[[Point, list[WorkerPoint], list[str]], None]
+"""Called with every point of the history, the same for each worker, and what happened to the workers since the last."""
 
 
-def simulate(run: Run, watch: Watch | None = None) -> Result:
+def simulate(run: Run, watch: Watch | None = None, recorder: Recorder | None = None) -> Result:
     """Train in the virtual world."""
     with torch.random.fork_rng(devices=[run.config.device] if run.config.device.startswith("cuda") else []):
-        return _Simulation(run, watch or (lambda point, news: None)).result()
+        return _Simulation(run, watch, recorder).result()
 
 
 def make_evaluator(run: Run) -> Evaluator:
@@ -132,7 +149,7 @@ def make_evaluator(run: Run) -> Evaluator:
     return Evaluator(task, model, batches, seed=c.seed, device=device, way=c.gradients, precision=c.precision)
 
 
-def make_cluster(run: Run) -> Cluster:
+def make_cluster(run: Run, recorder: Recorder | None = None) -> Cluster:
     """The virtual cluster of a run, before its first step."""
     c, task = run.config, run.task
     evaluator = make_evaluator(run)
@@ -150,14 +167,16 @@ def make_cluster(run: Run) -> Cluster:
         hardware=run.hardware,
         seed=c.seed,
         start=start,
+        recorder=recorder,
     )
 
 
 class _Simulation:
-    def __init__(self, run: Run, watch: Watch) -> None:
+    def __init__(self, run: Run, watch: Watch | None, recorder: Recorder | None) -> None:
         self.run, self.watch = run, watch
         self.began = time.perf_counter()
-        self.cluster = make_cluster(run)
+        self.cluster = make_cluster(run, recorder)
+        self.worker_accuracy: list[float | None] = [None] * run.config.workers
         self.history: list[Point] = []
         self.told = 0
         self.stop_at = run.config.steps * run.config.workers
@@ -213,8 +232,33 @@ class _Simulation:
         last = self.cluster.total_made >= self.stop_at
         point = self.point(evaluate=last or len(self.history) % self.eval_every == 0)
         self.history.append(point)
-        self.watch(point, self.cluster.news[self.told :])
+        news = self.cluster.news[self.told :]
         self.told = len(self.cluster.news)
+        if self.cluster.recorder is not None:
+            for item in news:
+                self.cluster.recorder.say(point.time, item)
+        if self.watch is not None:
+            self.watch(point, self.worker_points(), news)
+
+    def worker_points(self) -> list[WorkerPoint]:
+        """How far each worker is."""
+        now, points = self.cluster.events.now, []
+        for worker in self.cluster.workers:
+            waiting = worker.idle_since is not None
+            idle = worker.idle_time + (now - worker.idle_since if worker.idle_since is not None else 0.0)
+            lived = worker.lived + (now - worker.born if worker.alive else 0.0)
+            points.append(
+                WorkerPoint(
+                    rank=worker.rank,
+                    state="gone" if not worker.alive else "waiting" if waiting else "training",
+                    steps=worker.made,
+                    exchanges=worker.exchanges,
+                    bytes_sent=worker.bytes_sent,
+                    busy=1.0 - idle / lived if lived else 1.0,
+                    accuracy=self.worker_accuracy[worker.rank],
+                )
+            )
+        return points
 
     def point(self, evaluate: bool) -> Point:
         cluster, c = self.cluster, self.run.config
@@ -222,8 +266,11 @@ class _Simulation:
         consensus = cluster.consensus()
         loss = accuracy = None
         workers: list[float] | None = None
+        self.worker_accuracy = [None] * c.workers
         if evaluate and self.run.task.gradients:
             loss, accuracy, workers = self.evaluate(consensus)
+            for rank, correct in zip(cluster.observed(), workers or (), strict=workers is not None):
+                self.worker_accuracy[rank] = correct
         made = [worker.made for worker in cluster.workers]
         return Point(
             time=cluster.events.now,

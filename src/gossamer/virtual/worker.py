@@ -62,6 +62,8 @@ class VirtualWorker:
         self.born = 0.0
         self.lived = 0.0
         self.compute_time = 0.0
+        self.computed_in = 0.0
+        """How long the newest gradient took."""
         self.idle_time = 0.0
         self.idle_since: float | None = None
 
@@ -79,4 +81,7 @@ class VirtualWorker:
         return self._cluster.setting(name, self)
 
     def snapshot(self) -> Any:
+        recorder = self._cluster.recorder
+        if recorder is not None:
+            recorder.snapshot(self.rank, self._cluster.events.now, self._cluster.events.now)
         return self.x.clone()
