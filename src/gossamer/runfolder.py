@@ -2,8 +2,12 @@
 
 ::
 
+    DIR/run.json             what made it: format of this folder, version, command, kind and unit of its times
     DIR/config.toml          every setting, to be given back with --config
     DIR/metrics.jsonl        one line per point of the history, written as the run goes
+    DIR/recording.json       what the workers did and when, summed up (``recording.Recorder.document``); renewed as
+                             the run goes
+    DIR/trace.json           every single event, with --trace
     DIR/summary.json         the final figures; missing while the run goes on
     DIR/model.safetensors    the averaged model
 
@@ -14,46 +18,94 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import save_file
 from torch import Tensor
 
+import gossamer
 from gossamer.errors import InputError
+from gossamer.recording import Recorder
 
-CONFIG, METRICS, SUMMARY, MODEL = "config.toml", "metrics.jsonl", "summary.json", "model.safetensors"
+RUN, CONFIG, METRICS, SUMMARY, MODEL = "run.json", "config.toml", "metrics.jsonl", "summary.json", "model.safetensors"
+RECORDING, TRACE = "recording.json", "trace.json"
+
+FORMAT = 1
+"""Goes up when older versions could not read a folder any more."""
+
+SECONDS_BETWEEN_RECORDINGS = 1.0
+RECORDING_SHARE = 0.005
+"""Of the run's time that may be spent on writing recordings."""
+
+
+def facts(command: str, world: str, time_unit: str) -> dict[str, Any]:
+    """What is to be known of a run before its files are read."""
+    return {
+        "format": FORMAT,
+        "gossamer": gossamer.__version__,
+        "command": command,
+        "world": world,
+        "time_unit": time_unit,
+        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+    }
 
 
 class RunFolder:
     """The folder of one run, made new."""
 
-    def __init__(self, path: Path, config: Mapping[str, Any], command: str) -> None:
-        self.path = path
+    def __init__(
+        self,
+        path: Path,
+        config: Mapping[str, Any],
+        command: str,
+        *,
+        world: str = "virtual",
+        time_unit: str = "s",
+        recorder: Recorder | None = None,
+    ) -> None:
+        self.path, self.recorder = path, recorder
+        self._next_recording = 0.0
         make_folder(path)
+        write_json(path / RUN, facts(command, world, time_unit))
         lines = [_comment(command), *(f"{name} = {_toml(value)}" for name, value in config.items())]
         with _writing(path):
             _replace(path / CONFIG, lambda place: place.write_text("\n".join(lines) + "\n", encoding="utf-8"))
             self._metrics = (path / METRICS).open("w", encoding="utf-8")
 
     def metric(self, point: Mapping[str, Any]) -> None:
-        """Add one line to the metrics."""
+        """Add one line to the metrics, and renew the recording now and then."""
         with _writing(self.path):
             self._metrics.write(json.dumps(point) + "\n")
             self._metrics.flush()
+        if time.monotonic() >= self._next_recording:
+            self._record(point["time"])
+
+    def _record(self, now: float | None) -> None:
+        if self.recorder is None:
+            return
+        began = time.monotonic()
+        document = json.dumps(self.recorder.document(now)) + "\n"
+        with _writing(self.path):
+            _replace(self.path / RECORDING, lambda place: place.write_text(document, encoding="utf-8"))
+        ended = time.monotonic()
+        self._next_recording = ended + max(SECONDS_BETWEEN_RECORDINGS, (ended - began) / RECORDING_SHARE)
 
     def close(
         self, summary: Mapping[str, Any], history: Sequence[Mapping[str, Any]], weights: Mapping[str, Tensor]
     ) -> None:
         """The run is over, or was stopped: keep its model, its figures, and its history as it came out in the end."""
-        facts = {name: str(summary[name]) for name in ("method", "topology", "workers", "seed", "steps")}
+        about = {name: str(summary[name]) for name in ("method", "topology", "workers", "seed", "steps")}
         lines = "".join(json.dumps(point) + "\n" for point in history)
         with _writing(self.path):
             self._metrics.close()
             _replace(self.path / METRICS, lambda place: place.write_text(lines, encoding="utf-8"))
-            _replace(self.path / MODEL, lambda place: save_file(dict(weights), place, metadata=facts))
+            _replace(self.path / MODEL, lambda place: save_file(dict(weights), place, metadata=about))
+        self._record(summary["time"])
         write_json(self.path / SUMMARY, summary)
 
 
@@ -72,7 +124,7 @@ def check_folder(path: Path) -> None:
     """Raise an ``InputError`` if a run cannot be kept at ``path`` because something is there already."""
     if path.exists() and not path.is_dir():
         raise InputError(f"--out {path} is a file: give the name of a folder, which will be made")
-    if any((path / name).exists() for name in (CONFIG, METRICS, SUMMARY)):
+    if any((path / name).exists() for name in (RUN, CONFIG, METRICS, SUMMARY)):
         raise InputError(f"--out {path} already holds a run, which would be lost: give another folder")
 
 

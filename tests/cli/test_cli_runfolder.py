@@ -8,7 +8,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-FILES = {"config.toml", "metrics.jsonl", "model.safetensors", "summary.json"}
+FILES = {"run.json", "config.toml", "metrics.jsonl", "recording.json", "model.safetensors", "summary.json"}
 
 
 def names(folder):

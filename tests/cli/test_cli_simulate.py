@@ -135,7 +135,7 @@ def test_a_diverged_run_says_when_and_where_and_keeps_what_there_is(gossamer, tm
     assert "run" in said
     assert "gossip" in ran.out
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
-        *("config.toml", "metrics.jsonl", "summary.json", "model.safetensors")
+        *("run.json", "config.toml", "metrics.jsonl", "recording.json", "summary.json", "model.safetensors")
     }
 
 

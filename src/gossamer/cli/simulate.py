@@ -12,6 +12,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gossamer.cli.following import Followers, add_follow_options
 from gossamer.cli.options import add_run_options, given, shown_command
 from gossamer.cli.output import (
     NOTHING,
@@ -34,6 +35,7 @@ from gossamer.virtual.simulation import Point, Result, Spread, WorkerPoint, plai
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_run_options(parser)
     parser.add_argument("--out", metavar="DIR", help="keep the run in this folder: config, metrics, weights, summary")
+    add_follow_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -50,10 +52,11 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         print(f"note: the ideal clock has no machines: {', '.join(unused(runs[0]))} not used", file=sys.stderr)
     results: list[Result] = []
     try:
-        for each, place in zip(runs, places, strict=True):
-            results.append(_simulate(each, place, command, quiet=parsed.json))
-            if results[-1].interrupted:
-                break
+        with Followers(parsed, [each.config.method for each in runs]) as followers:
+            for each, place in zip(runs, places, strict=True):
+                results.append(_simulate(each, place, followers, command, quiet=parsed.json))
+                if results[-1].interrupted:
+                    break
     except KeyboardInterrupt:
         # Between two runs; those that are done are shown.
         if not results:
@@ -110,9 +113,12 @@ def _divergence(result: Result) -> str:
     return f"diverged: the averaged model is not finite after the last step, time {end.time:g}"
 
 
-def _simulate(run: Run, place: Path | None, command: str, quiet: bool) -> Result:
+def _simulate(run: Run, place: Path | None, followers: Followers, command: str, quiet: bool) -> Result:
     folder: RunFolder | None = None
     c = run.config
+    recorder = followers.recorder(c.method, c.workers, place)
+    track = followers.points(c.method)
+    time_unit = "s" if c.clock == "hardware" else "gradients"
     total = float(c.steps if c.clock == "ideal" else c.steps * c.workers)
     with Progressing(c.method, total, quiet) as progress, _Interrupts() as interrupts:
 
@@ -121,12 +127,17 @@ def _simulate(run: Run, place: Path | None, command: str, quiet: bool) -> Result
             interrupts.heed()
             if place is not None:
                 # Only now: settings that cannot be used leave no run behind.
-                folder = folder or RunFolder(place, run.values(), command)
+                folder = folder or RunFolder(place, run.values(), command, time_unit=time_unit, recorder=recorder)
                 folder.metric(plain(asdict(point)))
+            track(point, workers)
             done = point.time if c.clock == "ideal" else float(point.total_steps)
             progress.at(done, _line(point, c.clock), news)
 
-        result = simulate(run, watch)
+        result = simulate(run, watch, recorder)
+        if recorder is not None:
+            recorder.sum_up()
+        # The last point once more, as it came out in the end.
+        track(result.final, result.final_workers)
     if folder is not None:
         folder.close(_without_history(result), result.document()["history"], result.weights)
     return result

@@ -1,6 +1,7 @@
 """Every single event of a run in the Trace Event format, for Perfetto and chrome://tracing.
 
-Each worker is a process with two threads: what it does step after step, and its exchanges. Arrows lead from the sender
+Each worker is a process with threads for what it does step after step, for its snapshots and merges, and for its
+exchanges: one, or more where several are under way at once. Arrows lead from the sender
 of a vector to its receiver. Times are microseconds since ``baseTimeNanoseconds``, as in the torch profiler's traces, so
 that the two can be joined (``join``). The file is whole after every write, so that a killed run leaves one that opens.
 """
@@ -18,11 +19,11 @@ from gossamer.recording.recorder import Events
 FIRST_PID = 5_000_000
 """The pid of worker 0: above what an operating system gives, so that traces of real processes can be joined."""
 
-TRAINING, EXCHANGING = 1, 2
-"""Threads of a worker."""
+TRAINING, MERGING, EXCHANGING = 1, 2, 3
+"""Threads of a worker; further exchanges have the numbers above."""
 
 LEAST_US = 0.001
-"""Events that take no simulated time are this long, so that arrows find them."""
+"""Exchanges that take no simulated time are this long, so that arrows find them."""
 
 END = "\n]}\n"
 
@@ -33,6 +34,8 @@ class TraceFile:
     def __init__(self, path: Path, workers: Sequence[int], *, began_ns: int, title: str) -> None:
         self.path = path
         self._num_flows = 0
+        self._lanes: dict[int, list[float]] = {rank: [] for rank in workers}
+        """Until when the threads of each worker's exchanges are taken."""
         head = {
             "schemaVersion": 1,
             "displayTimeUnit": "ms",
@@ -73,11 +76,11 @@ class TraceFile:
             yield _slice("compute", rank, TRAINING, began, computed)
             yield _slice("step", rank, TRAINING, computed, ended)
         spans = (("wait", TRAINING, events.waits), ("dead", TRAINING, events.absences))
-        for kind, thread, rows in (*spans, ("snapshot", EXCHANGING, events.snapshots)):
+        for kind, thread, rows in (*spans, ("snapshot", MERGING, events.snapshots)):
             for rank, start, end in rows.tolist():
                 yield _slice(kind, rank, thread, start, end)
         for rank, start, end, staleness in events.merges.tolist():
-            yield _slice("merge", rank, EXCHANGING, start, end, {"staleness_steps": int(staleness)})
+            yield _slice("merge", rank, MERGING, start, end, {"staleness_steps": int(staleness)})
         named = zip(events.exchanges.tolist(), events.exchange_names, strict=False)
         for (number, start, end, sent_bytes), name in named:
             yield from self._exchange(own, events.groups[int(number)], start, end, int(sent_bytes), name)
@@ -87,29 +90,48 @@ class TraceFile:
     ) -> Iterator[dict[str, Any]]:
         self._num_flows += 1
         name = name or str(self._num_flows)
-        first, last = _us(start), max(_us(end), round(_us(start) + LEAST_US, 3))
+        first = _us(start)
+        last = max(_us(end), round(first + LEAST_US, 3))
         for place, rank in enumerate(members):
             if rank not in own:
                 continue
+            thread = EXCHANGING + self._lane(rank, first, last)
+            if thread > EXCHANGING and len(self._lanes[rank]) == thread - EXCHANGING + 1:
+                yield _named(rank, thread, "thread_name", "exchanges")
             receiver, sender = members[(place + 1) % len(members)], members[place - 1]
             peers = receiver if len(members) == 2 else [other for other in members if other != rank]
+            way = {"pid": FIRST_PID + rank, "tid": thread}
             arguments = {"with": peers, "sent_bytes": sent_bytes}
-            yield _slice("exchange", rank, EXCHANGING, start, end, arguments)
-            way = {"name": "vector", "cat": "exchange", "pid": FIRST_PID + rank, "tid": EXCHANGING}
-            yield {"ph": "s", **way, "ts": first, "id": f"{name}:{rank}>{receiver}"}
+            length = {"ts": first, "dur": round(last - first, 3), "args": arguments}
+            yield {"ph": "X", "name": "exchange", "cat": "gossamer", **way, **length}
+            vector = {"name": "vector", "cat": "exchange"}
+            yield {"ph": "s", **vector, **way, "ts": first, "id": f"{name}:{rank}>{receiver}"}
             # Just inside the receiver's exchange, whose end is not part of it.
-            yield {"ph": "f", "bp": "e", **way, "ts": round(last - LEAST_US, 3), "id": f"{name}:{sender}>{rank}"}
+            ends = {"ts": round(last - LEAST_US, 3), "id": f"{name}:{sender}>{rank}"}
+            yield {"ph": "f", "bp": "e", **vector, **way, **ends}
+
+    def _lane(self, rank: int, first: float, last: float) -> int:
+        """The first thread of the worker's exchanges that is free."""
+        lanes = self._lanes[rank]
+        for lane, taken_until in enumerate(lanes):
+            if taken_until <= first:
+                lanes[lane] = last
+                return lane
+        lanes.append(last)
+        return len(lanes) - 1
 
 
 def names(workers: Iterable[int]) -> Iterator[dict[str, Any]]:
     """What the rows of the picture are called, and their order."""
     for rank in workers:
-        place = {"ph": "M", "pid": FIRST_PID + rank, "ts": 0}
-        yield {**place, "tid": 0, "name": "process_name", "args": {"name": f"worker {rank}"}}
-        yield {**place, "tid": 0, "name": "process_sort_index", "args": {"sort_index": rank}}
-        for thread, name in ((TRAINING, "training"), (EXCHANGING, "exchanges")):
-            yield {**place, "tid": thread, "name": "thread_name", "args": {"name": name}}
-            yield {**place, "tid": thread, "name": "thread_sort_index", "args": {"sort_index": thread}}
+        yield _named(rank, 0, "process_name", f"worker {rank}")
+        yield {"ph": "M", "pid": FIRST_PID + rank, "tid": 0, "name": "process_sort_index", "args": {"sort_index": rank}}
+        for thread, name in ((TRAINING, "training"), (MERGING, "merges"), (EXCHANGING, "exchanges")):
+            yield _named(rank, thread, "thread_name", name)
+
+
+def _named(rank: int, thread: int, what: str, name: str) -> dict[str, Any]:
+    return {"ph": "M", "pid": FIRST_PID + rank, "tid": thread, "name": what, "args": {"name": name}}
 
 
 def join(paths: Sequence[Path], out: Path) -> int:
@@ -120,8 +142,7 @@ def join(paths: Sequence[Path], out: Path) -> int:
     for trace in traces:
         shift = (trace.get("baseTimeNanoseconds", 0) - base) / 1000
         for event in trace["traceEvents"]:
-            moved = "ts" in event and event.get("ph") != "M"
-            events.append({**event, "ts": round(event["ts"] + shift, 3)} if moved else event)
+            events.append({**event, "ts": round(event["ts"] + shift, 3)} if "ts" in event else event)
     head = {name: value for trace in reversed(traces) for name, value in trace.items() if name != "traceEvents"}
     document = {**head, "baseTimeNanoseconds": base, "traceEvents": events}
     try:
@@ -153,5 +174,5 @@ def _slice(
     name: str, rank: float, thread: int, start: float, end: float, arguments: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
     place = {"ph": "X", "name": name, "cat": "gossamer", "pid": FIRST_PID + int(rank), "tid": thread}
-    event = {**place, "ts": _us(start), "dur": max(round(_us(end) - _us(start), 3), LEAST_US)}
+    event = {**place, "ts": _us(start), "dur": round(_us(end) - _us(start), 3)}
     return {**event, "args": dict(arguments)} if arguments else event

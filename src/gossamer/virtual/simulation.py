@@ -93,6 +93,7 @@ class Result:
     workers: int
     seed: int
     final: Point
+    final_workers: list[WorkerPoint]
     history: list[Point]
     model: Tensor = field(repr=False)
     """The averaged model, flat."""
@@ -320,6 +321,7 @@ class _Simulation:
             workers=c.workers,
             seed=c.seed,
             final=self.history[-1],
+            final_workers=self.worker_points(),
             history=self.history,
             model=model,
             weights={name: tensor.cpu().clone().contiguous() for name, tensor in evaluator.model.state_dict().items()},
