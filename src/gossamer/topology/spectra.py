@@ -95,6 +95,18 @@ def sparse_constants(graph: EdgeGraph, inverse_workers: int = INVERSE_WORKERS) -
     )
 
 
+def rate_spectrum(structure: Structure) -> np.ndarray:
+    """All eigenvalues of Λ but the 0 of the mean, ascending; exact, in O(n³) unless all workers look alike."""
+    if isinstance(structure, CayleyGraph):
+        joined = np.zeros(structure.shape)
+        joined[tuple(structure.offsets.T)] = 1.0
+        values: np.ndarray = 1.0 - np.fft.fftn(joined).real.ravel() / max(1, structure.degree)
+    else:
+        values = linalg.eigvalsh(Laplacian(structure, edge_rates(structure)).matrix.toarray())
+    ordered: np.ndarray = np.sort(values)[1:]
+    return ordered
+
+
 def edge_rates(graph: Structure, rate: float = 1.0) -> np.ndarray:
     """λ_ij for each edge, in the order of ``graph.edges``."""
     shares = 1.0 / np.maximum(graph.degrees, 1)

@@ -132,6 +132,15 @@ class Topology:
         """After how many rounds, from the first, all workers agree to round-off; None if never."""
         return mixing.rounds_to_consensus(self.workers, self._mixing_rounds)
 
+    def mixing_rounds(self) -> list[mixing.Round]:
+        """The rounds of a period, ready to be applied to many values at once."""
+        return [mixing.Round(groups) for groups in self._mixing_rounds]
+
+    @cached_property
+    def rate_spectrum(self) -> np.ndarray:
+        """The eigenvalues of the exchange rates' Laplacian Λ at rate 1, but for the 0 of the mean, ascending."""
+        return spectra.rate_spectrum(self.structure)
+
     @property
     def _mixing_rounds(self) -> Rounds:
         return self.rounds if self.workers > 1 else ()

@@ -26,6 +26,7 @@ from gossamer.virtual.events import ARRIVE, BEGIN, END, LOOK, Events
 from gossamer.virtual.gradients import Evaluator
 from gossamer.virtual.hardware import HardwareConfig, parse_ranked
 from gossamer.virtual.meeting import Meeting, Meetings
+from gossamer.virtual.network import Later
 from gossamer.virtual.pairing import ReadyPairing, SpikePairing
 from gossamer.virtual.rows import Row, Tape, dense
 from gossamer.virtual.updates import MakeOptimizer, OneByOne, Updates, batched
@@ -56,7 +57,9 @@ class Cluster:
         seed: int,
         start: list[Tensor] | None = None,
         recorder: Recorder | None = None,
+        make_clock: Callable[[Later], Clock] | None = None,
     ) -> None:
+        """``make_clock``: another clock in the place of the hardware's."""
         self.evaluator, self.method, self.topology, self.schedule, self.seed = (
             evaluator,
             method,
@@ -67,11 +70,9 @@ class Cluster:
         self.num_workers = topology.workers
         self.recorder = recorder
         self.events = Events()
-        self.clock: Clock = (
-            Ideal(method.lockstep)
-            if clock == "ideal"
-            else Hardware(hardware, self.num_workers, lambda time, act, args: self.events.at(time, ARRIVE, act, *args))
-        )
+        if make_clock is None:
+            make_clock = partial(Hardware, hardware, self.num_workers)
+        self.clock: Clock = Ideal(method.lockstep) if clock == "ideal" else make_clock(self._later)
         self.tape = Tape(self.num_workers, evaluator.flat.dtype, evaluator.device)
         self.parameters = self.tape.matrix(evaluator.flat.size)
         self.gradients = self.tape.matrix(evaluator.flat.size)
@@ -110,6 +111,9 @@ class Cluster:
         """What happened to the workers, for the person who watches."""
         self._ending = self._look = False
         self._schedule_life(hardware)
+
+    def _later(self, time: float, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+        self.events.at(time, ARRIVE, action, *arguments)
 
     # Life of workers
 

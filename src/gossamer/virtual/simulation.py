@@ -15,8 +15,10 @@ from gossamer.config import Run, find_device
 from gossamer.recording import Recorder
 from gossamer.seeds import stream
 from gossamer.tasks import worker_batches
+from gossamer.virtual.clock import Clock
 from gossamer.virtual.cluster import Cluster, Diverged
 from gossamer.virtual.gradients import Evaluator
+from gossamer.virtual.network import Later
 
 EVALUATION_BUDGET = 2e11
 """Operations that all evaluations of a run may take together before they become rarer."""
@@ -150,8 +152,10 @@ def make_evaluator(run: Run) -> Evaluator:
     return Evaluator(task, model, batches, seed=c.seed, device=device, way=c.gradients, precision=c.precision)
 
 
-def make_cluster(run: Run, recorder: Recorder | None = None) -> Cluster:
-    """The virtual cluster of a run, before its first step."""
+def make_cluster(
+    run: Run, recorder: Recorder | None = None, make_clock: Callable[[Later], Clock] | None = None
+) -> Cluster:
+    """The virtual cluster of a run, before its first step; ``make_clock``: on another clock than the run's."""
     c, task = run.config, run.task
     evaluator = make_evaluator(run)
     start = None
@@ -169,6 +173,7 @@ def make_cluster(run: Run, recorder: Recorder | None = None) -> Cluster:
         seed=c.seed,
         start=start,
         recorder=recorder,
+        make_clock=make_clock,
     )
 
 

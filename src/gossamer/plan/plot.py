@@ -1,0 +1,173 @@
+"""Pictures of a plan: predicted step time over the number of workers and over bandwidth."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from gossamer.errors import InputError
+from gossamer.methods import METHODS
+from gossamer.plan.machines import Machines
+from gossamer.plan.recommend import Job, Plan, make_plan
+from gossamer.plan.whatif import scaled_bandwidth
+from gossamer.topology.draw import ROUND_COLOURS, SUFFIXES, TEXT_COLOUR
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+TOPOLOGIES = ("complete", "ring", "one-peer-exponential", "alternating-exponential-ring", "base")
+MOST_WORKERS = 1024
+SLOWER, FASTER = 2, 1
+"""Decades of bandwidth to both sides of the cluster's own."""
+POINTS_PER_DECADE = 6
+QUIET, CROSSING = "#8b98a8", "#d6457f"
+COLOURS = {
+    "allreduce": TEXT_COLOUR,
+    **dict(zip((name for name in METHODS if name != "allreduce"), itertools.cycle(ROUND_COLOURS))),
+}
+"""One for each method, the same in every picture."""
+
+
+@dataclass(frozen=True)
+class Curves:
+    """Step times in milliseconds over some x, one curve per method."""
+
+    xs: list[float]
+    times_ms: dict[str, list[float | None]]
+    """By method: its best plan that averages well enough; None where it has none."""
+    ddp_ms: list[float]
+    pays: list[bool]
+    """Where something else than all-reduce is recommended."""
+    here: float
+    """Where the cluster is."""
+
+
+def over_workers(machines: Machines, job: Job, mixing: float) -> Curves:
+    """The same kind of nodes, from 2 workers up."""
+    most = min(MOST_WORKERS, max(64, 4 * machines.workers))
+    counts = [2**k for k in range(1, int(math.log2(most)) + 1)]
+    counts = [count for count in counts if count % min(count, machines.per_node) == 0]
+    plans = [_plan(machines.with_workers(count), job, mixing) for count in counts]
+    return _curves([float(count) for count in counts], plans, machines.workers)
+
+
+def over_bandwidth(machines: Machines, job: Job, mixing: float) -> Curves:
+    """The same cluster on links from a hundredth to ten times as fast, in gigabits per second."""
+    link = machines.between if machines.nodes > 1 else machines.inside
+    powers = range(-SLOWER * POINTS_PER_DECADE, FASTER * POINTS_PER_DECADE + 1)
+    factors = [10 ** (power / POINTS_PER_DECADE) for power in powers]
+    plans = [_plan(scaled_bandwidth(machines, factor), job, mixing) for factor in factors]
+    here = 8 * link.bytes_per_s / 1e9
+    return _curves([here * factor for factor in factors], plans, here)
+
+
+def _plan(machines: Machines, job: Job, mixing: float) -> Plan:
+    fitting = [name for name in TOPOLOGIES if name != "alternating-exponential-ring" or machines.per_node > 1]
+    if machines.nodes & (machines.nodes - 1):
+        fitting = [name for name in fitting if name != "alternating-exponential-ring"]
+    return make_plan(machines, job, topologies=fitting, mixing=mixing)
+
+
+def _curves(xs: list[float], plans: Sequence[Plan], here: float) -> Curves:
+    methods = list(dict.fromkeys(each.candidate.method for plan in plans for each in plan.ranking))
+    times: dict[str, list[float | None]] = {}
+    for method in methods:
+        best = [
+            min((each.step_s for each in plan.ranking if each.candidate.method == method and not plan.why_not(each)),
+                default=None)
+            for plan in plans
+        ]  # fmt: skip
+        if any(time is not None for time in best):
+            times[method] = [None if time is None else 1e3 * time for time in best]
+    ddp = [1e3 * next(iter(plan.ddp_s.values())) for plan in plans]
+    return Curves(xs, times, ddp, [plan.winner.candidate.method != "allreduce" for plan in plans], here)
+
+
+def draw(plan: Plan, path: Path) -> list[str]:
+    """Draw both pictures into one file; returns what they show, in words."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise InputError(
+            f"cannot draw to {path}: expected a name that ends in {', '.join(SUFFIXES)}; choose one of them"
+        )
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InputError("drawing needs matplotlib, which is not installed: pip install 'gossamer[plot]'") from None
+    machines, job = plan.machines, plan.job
+    link = machines.between if machines.nodes > 1 else machines.inside
+    figure = Figure(figsize=(12.5, 5.6), layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    said = []
+    panels = [("workers", over_workers(machines, job, plan.mixing))]
+    if math.isfinite(link.bytes_per_s):
+        panels.append(("bandwidth", over_bandwidth(machines, job, plan.mixing)))
+    axes = figure.subplots(1, len(panels), squeeze=False)[0]
+    where = "between nodes" if machines.nodes > 1 else "inside the node"
+    for each, (kind, curves) in zip(axes, panels, strict=True):
+        label = "workers" if kind == "workers" else f"bandwidth {where}, Gbit/s"
+        said.append(_panel(each, curves, label, kind))
+    size = f"{job.parameters / 1e6:.3g} M parameters"
+    figure.suptitle(f"{job.task}, {size}: predicted time per step", fontsize=14, color=TEXT_COLOUR)
+    drawn = dict(pair for each in axes for pair in zip(*reversed(each.get_legend_handles_labels()), strict=True))
+    figure.legend(
+        drawn.values(),
+        drawn.keys(),
+        loc="outside lower center",
+        ncols=len(drawn),
+        frameon=False,
+        labelcolor=TEXT_COLOUR,
+    )
+    try:
+        figure.savefig(path, dpi=140)
+    except OSError as error:
+        raise InputError(
+            f"cannot write {path} ({error.strerror}): expected a folder that exists; check the path"
+        ) from None
+    return said
+
+
+def _panel(axes: Axes, curves: Curves, label: str, kind: str) -> str:
+    from matplotlib.ticker import LogLocator, NullLocator
+
+    for position, method in enumerate(method for method in COLOURS if method in curves.times_ms):
+        points = [(x, time) for x, time in zip(curves.xs, curves.times_ms[method], strict=True) if time is not None]
+        # Curves that lie on each other are told apart by their widths.
+        width = 3.0 if method == "allreduce" else max(1.4, 7.0 - position)
+        axes.plot(*zip(*points, strict=True), color=COLOURS[method], linewidth=width, alpha=0.9, label=method)
+    axes.plot(
+        curves.xs, curves.ddp_ms, color=TEXT_COLOUR, linestyle=(0, (4, 3)), linewidth=1.2, label="DDP at its best"
+    )
+    if kind == "workers":
+        axes.set_xscale("log", base=2)
+        axes.set_ylim(bottom=0)
+    else:
+        axes.set_xscale("log")
+        axes.set_yscale("log")
+        axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        axes.yaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(lambda x, _: f"{x:g}")
+    axes.yaxis.set_major_formatter(lambda y, _: f"{y:g}")
+    axes.set_xlabel(label)
+    axes.set_ylabel("milliseconds per step")
+    axes.grid(True, color="#e6ebf2", linewidth=0.6)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.axvline(curves.here, color=QUIET, linewidth=1.0, linestyle=":")
+    axes.annotate("this cluster", (curves.here, 1.0), xycoords=("data", "axes fraction"), xytext=(-4, -4),
+                  textcoords="offset points", ha="right", va="top", fontsize=9, color="#5a6878")  # fmt: skip
+    if len(set(curves.pays)) == 1:
+        words = "pays everywhere" if curves.pays[0] else "pays nowhere"
+        axes.set_title(f"{words} in this range", fontsize=10, color=CROSSING)
+        return f"over {label}: decentralization {words} in the picture"
+    said = []
+    for k in range(1, len(curves.xs)):
+        if curves.pays[k] != curves.pays[k - 1]:
+            at, words = (curves.xs[k], "from") if curves.pays[k] else (curves.xs[k - 1], "up to")
+            said.append(f"{words} {at:.3g}")
+            axes.axvline(at, color=CROSSING, linewidth=1.4)
+    axes.set_title(f"pays {', '.join(said)}", fontsize=10, color=CROSSING)
+    return f"over {label}: decentralization pays {', '.join(said)}"
