@@ -61,7 +61,7 @@ def test_what_if_says_before_and_after(gossamer, file):
 
 
 def test_a_picture_and_where_it_starts_to_pay(gossamer, file, tmp_path):
-    done = gossamer("plan", "--cluster", file, "--parameters", "1e6", "--plot", "plan.png", "--json")
+    done = gossamer("plan", "--cluster", file, "--parameters", "1e5", "--plot", "plan.png", "--json")
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
     workers, bandwidth = done.document["crossings"]
     assert "over workers: decentralization pays" in workers

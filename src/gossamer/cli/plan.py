@@ -205,5 +205,5 @@ def _cells(plan: Plan, each: Prediction) -> dict[str, str]:
         "sent": size(each.bytes_per_step),
         "memory": size(each.memory_bytes),
         "contraction": f"{each.contraction:.2f}",
-        "": plan.why_not(each),
+        "": plan.why_not(each) or (f"gradients {each.late_steps:.0f} steps late" if each.late_steps else ""),
     }

@@ -100,8 +100,3 @@ def acceleration(modes: np.ndarray, eta: float, alpha_tilde: float) -> np.ndarra
 def of_period(period: float, delay: float = 0.0) -> float:
     """V of an exact average of all every ``period`` steps, which takes effect ``delay`` steps after its snapshot."""
     return (max(1.0, period) + 1.0) / 2.0 + delay
-
-
-def of_delivery(ratio: float, period: float, delay: float) -> float:
-    """V where models stay alike but gradients come late: 1/ratio of one at once, the rest every ``period`` steps."""
-    return 1.0 + (1.0 - 1.0 / ratio) * (of_period(period, delay) - 1.0)

@@ -54,6 +54,8 @@ class Forecast:
     """V; see ``disagreement``."""
     memory_vectors: float
     """Extra memory, in vectors as long as the parameters."""
+    late_steps: float = 0.0
+    """How many steps late most of a gradient takes effect, where models are kept alike at that price."""
 
 
 @dataclass(frozen=True)
@@ -252,8 +254,9 @@ def divisible(scene: Scene, topology: Topology, config: DivisibleConfig) -> Fore
         if back.seconds
         else front,
         bytes_per_step=share + _ring_bytes(scene.workers, 2 * scene.size_bytes + ITEM_BYTES) / period,
-        disagreement=disagreement.of_delivery(config.ratio, period, delay),
+        disagreement=1.0,
         memory_vectors=6,
+        late_steps=(1 - 1 / config.ratio) * disagreement.of_period(period, delay),
     )
 
 

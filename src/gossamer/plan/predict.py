@@ -81,6 +81,8 @@ class Prediction:
     bytes_per_step: float
     memory_bytes: float
     contraction: float
+    late_steps: float
+    """How many steps late most of a gradient takes effect, where models are kept alike at that price."""
 
 
 def candidates(
@@ -128,6 +130,7 @@ def predict(scene: Scene, candidate: Candidate) -> Prediction:
         bytes_per_step=found.bytes_per_step,
         memory_bytes=found.memory_vectors * scene.size_bytes,
         contraction=contraction(found.disagreement),
+        late_steps=found.late_steps,
     )
 
 

@@ -98,6 +98,7 @@ class Plan:
             "bytes_per_step": each.bytes_per_step,
             "memory_bytes": each.memory_bytes,
             "contraction": each.contraction,
+            "late_steps": each.late_steps,
             "not_recommended": self.why_not(each) or None,
         }
 
@@ -164,7 +165,7 @@ def _ranked(plan: Plan, ranking: list[Prediction]) -> list[Prediction]:
     def place(each: Prediction) -> tuple[bool, int, float, float]:
         # Times that are the same for all practical purposes stand in the order of their mixing.
         about = math.floor(math.log(_cost(each) / least) / math.log1p(SAME) + 0.5)
-        return bool(plan.why_not(each)), about, round(each.contraction, 3), each.bytes_per_step
+        return bool(plan.why_not(each)), about, round(each.contraction, 3) + each.late_steps, each.bytes_per_step
 
     return sorted(ranking, key=place)
 
