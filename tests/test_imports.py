@@ -20,7 +20,7 @@ LAYERS = (
     {"errors", "settings", "seeds", "flat", "effects", "worker", "topology", "compress", "optim", "recording"},
     {"methods", "tasks"},
     {"virtual", "process", "config"},
-    {"plan", "report", "runfolder", "api"},
+    {"plan", "report", "runfolder", "api", "integrations"},
     {"cli", "__main__", ""},
 )
 LAYER = {name: depth for depth, names in enumerate(LAYERS) for name in names}

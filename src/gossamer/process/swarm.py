@@ -496,6 +496,12 @@ class Swarm:
                 self.binding.weights.copy_(before)
                 self._load_buffers(buffers)
 
+    def mean(self, tensor: Tensor) -> Tensor:
+        """The mean of a tensor of any shape over all workers, of a score for instance; all workers have to ask."""
+        group = self.groups.group(self._everybody, "averaged")
+        mean = self.groups.mean(group, "mean", self._to_host(tensor.detach().flatten().double()))
+        return mean.to(tensor.dtype).reshape(tensor.shape).to(tensor.device)
+
     def finish(self) -> None:
         """Agree with the others on the end; afterwards all workers hold the same, averaged model."""
         if self._finished:

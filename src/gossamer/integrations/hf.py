@@ -1,0 +1,108 @@
+"""Gossamer in Hugging Face's Trainer (or a loop with Accelerate), one process per worker under torchrun.
+
+::
+
+    with hf.alone():
+        arguments = TrainingArguments(output_dir="out", max_steps=100)
+    callback = hf.GossamerCallback(method="a2cid2", topology="ring")
+    trainer = Trainer(model, arguments, train_dataset=hf.shard(dataset), callbacks=[callback])
+    trainer.train()
+    # Here all workers hold the same, averaged model; trainer.save_model() saves it, once.
+
+To Accelerate every worker is alone: nothing is wrapped in DDP, and workers do not wait for each other to count tokens
+or to save. Only rank 0 logs and saves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import networkx as nx
+import torch
+from accelerate.state import AcceleratorState, PartialState
+from torch import nn
+from torch.utils.data import Subset
+from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
+
+from gossamer.errors import InputError
+from gossamer.methods import find
+from gossamer.process.join import join
+from gossamer.process.place import find_place
+from gossamer.process.swarm import Swarm
+
+TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+"""What torchrun says in the environment, and Accelerate listens to."""
+
+
+@contextlib.contextmanager
+def alone() -> Iterator[None]:
+    """What is made in here, ``TrainingArguments`` or an ``Accelerator``, takes this worker for the only one.
+
+    It still knows its rank: only rank 0 logs and saves. Of several GPUs each worker of a machine sees one.
+    """
+    place = find_place()
+    local = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")))
+    devices = torch.cuda.device_count()
+    if devices > 1 and not torch.cuda.is_initialized():
+        visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(devices)))).split(",")
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[local % len(visible)]
+    told = {name: os.environ.pop(name) for name in TOLD if name in os.environ}
+    try:
+        yield
+        for state in (PartialState, AcceleratorState):
+            if state._shared_state:
+                state._shared_state.update(process_index=place.rank, local_process_index=local)
+    finally:
+        os.environ.update(told)
+
+
+def shard(dataset: Any) -> Any:
+    """This worker's share of a dataset: every n-th example, of a ``datasets`` dataset or any with a length."""
+    place = find_place()
+    if hasattr(dataset, "shard"):
+        return dataset.shard(num_shards=place.workers, index=place.rank)
+    if not hasattr(dataset, "__len__"):
+        raise InputError("a dataset without a length cannot be dealt out: give each worker a stream of its own")
+    return Subset(dataset, range(place.rank, len(dataset), place.workers))
+
+
+class GossamerCallback(TrainerCallback):
+    """Joins the other workers when training begins, and ends with the same, averaged model on all of them.
+
+    The options are those of ``gossamer.join``.
+    """
+
+    def __init__(
+        self, *, method: str = "a2cid2", topology: str | nx.Graph = "ring", seed: int = 0, **settings: Any
+    ) -> None:
+        find(method)
+        self._joining = {"method": method, "topology": topology, "seed": seed, **settings}
+        self.swarm: Swarm | None = None
+        """This worker's part in the training, while it lasts and afterwards."""
+
+    def on_train_begin(
+        self,
+        args: TrainingArguments,
+        state: TrainerState,
+        control: TrainerControl,
+        *,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        **_: Any,
+    ) -> None:
+        if args.world_size > 1 or args.n_gpu > 1:
+            raise InputError(
+                "the Trainer has wrapped the model for several devices itself: "
+                "make its TrainingArguments inside 'with gossamer.integrations.hf.alone():'"
+            )
+        if args.load_best_model_at_end:
+            raise InputError("load_best_model_at_end would put one worker's model in place of the mean: leave it off")
+        # Accelerate's wrapper passes steps on to the optimizer inside.
+        self.swarm = join(model, getattr(optimizer, "optimizer", optimizer), **self._joining)
+
+    def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
+        if self.swarm is not None:
+            self.swarm.finish()

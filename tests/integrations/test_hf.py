@@ -1,0 +1,58 @@
+"""Two workers under torchrun with the real Trainer of transformers, and with Accelerate alone."""
+
+import re
+
+import pytest
+
+pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+
+
+@pytest.fixture(scope="module")
+def run(torchrun):
+    return torchrun("hf_worker.py")
+
+
+def test_the_example_ends_with_one_model(run):
+    out, _, printed = run
+    lines = re.findall(r"worker (\d): 40 steps, (\d+) exchanges, loss ([\d.]+), weights (\S+)", printed)
+    assert sorted(line[0] for line in lines) == ["0", "1"]
+    assert all(int(line[1]) > 0 for line in lines)
+    assert len({line[2:] for line in lines}) == 1
+    # Guessing costs log 32, which is 3.47.
+    assert float(lines[0][2]) < 3.0
+    assert (out / "saved" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize("method", ["allreduce", "gossip"])
+def test_workers_share_the_data_and_end_alike(run, method):
+    _, reports, _ = run
+    first, second = (report[method] for report in reports)
+    assert (first["rank"], second["rank"]) == (0, 1)
+    assert not first["wrapped"]
+    assert sorted(first["trained_on"][:20] + second["trained_on"][:20]) == list(range(40))
+    assert first["steps"] == second["steps"] == 10
+    if method == "allreduce":
+        assert first["exchanges"] == second["exchanges"] == 10
+    assert first["weights"] == second["weights"]
+    assert (first["before_the_end"] == second["before_the_end"]) == (method == "allreduce")
+
+
+def test_one_worker_saves(run):
+    out, reports, _ = run
+    assert [report["gossip"]["saves"] for report in reports] == [True, False]
+    assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["checkpoint-10", "checkpoint-5"]
+
+
+def test_a_loop_with_accelerate(run):
+    _, reports, _ = run
+    first, second = (report["accelerate"] for report in reports)
+    assert sorted(first["trained_on"] + second["trained_on"]) == list(range(40))
+    assert first["exchanges"] == second["exchanges"] == 5
+    assert first["before_the_end"] == second["before_the_end"] == first["weights"] == second["weights"]
+    assert [first["main"], second["main"]] == [True, False]
+
+
+def test_a_trainer_that_wraps_the_model_itself_is_refused(run):
+    _, reports, _ = run
+    assert all("inside 'with gossamer.integrations.hf.alone():'" in report["not alone"] for report in reports)

@@ -1,0 +1,60 @@
+"""Two workers under torchrun with the real Lightning."""
+
+import re
+
+import pytest
+
+pytest.importorskip("lightning")
+
+
+@pytest.fixture(scope="module")
+def run(torchrun):
+    return torchrun("lightning_worker.py")
+
+
+def test_the_example_ends_with_one_model(run):
+    _, _, printed = run
+    lines = re.findall(r"worker (\d) of 2: (\d+) steps, (\d+) exchanges, accuracy ([\d.]+), weights (\S+)", printed)
+    assert sorted(line[0] for line in lines) == ["0", "1"]
+    assert {line[1] for line in lines} == {"90"}
+    assert all(int(line[2]) > 0 for line in lines)
+    assert len({line[3:] for line in lines}) == 1
+    assert float(lines[0][3]) > 0.85
+
+
+@pytest.mark.parametrize("method", ["allreduce", "gossip"])
+def test_workers_share_the_data_and_end_alike(run, method):
+    _, reports, _ = run
+    first, second = (report[method] for report in reports)
+    assert (first["rank"], second["rank"], first["workers"]) == (0, 1, 2)
+    # Two epochs of forty points, shuffled, every one dealt to one of the workers.
+    for epoch in range(2):
+        dealt = [report["trained_on"][20 * epoch : 20 * (epoch + 1)] for report in (first, second)]
+        assert sorted(dealt[0] + dealt[1]) == list(range(40))
+    assert first["trained_on"][:20] != first["trained_on"][20:]
+    # Five batches make three steps per epoch, two batches each.
+    assert first["steps"] == second["steps"] == 6
+    if method == "allreduce":
+        assert first["exchanges"] == second["exchanges"] == 6
+    assert first["weights"] == second["weights"]
+    # Validation data is not dealt out, and a logged score is the mean over the workers.
+    assert first["validated_on"] == second["validated_on"] == 2 * list(range(7))
+    assert first["mean_of_ranks"] == second["mean_of_ranks"] == 0.5
+
+
+def test_gradients_are_there_before_they_are_averaged(run):
+    _, reports, _ = run
+    first, second = (report["allreduce"] for report in reports)
+    assert first["before_the_end"] == second["before_the_end"]
+
+
+def test_the_mean_model_is_validated(run):
+    _, reports, _ = run
+    first, second = (report["gossip"] for report in reports)
+    assert first["validated_with"] == second["validated_with"]
+    assert first["before_the_end"] != second["before_the_end"]
+
+
+def test_several_optimizers_are_refused(run):
+    _, reports, _ = run
+    assert all("2 optimizers: Gossamer expects one" in report["refused"] for report in reports)
