@@ -4,7 +4,6 @@ import json
 import sys
 from pathlib import Path
 
-import hf_tiny_language_model as example
 import torch
 from accelerate import Accelerator
 from torch import nn
@@ -13,6 +12,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 import gossamer
+import hf_tiny_language_model as example
 from gossamer.errors import InputError
 from gossamer.integrations import hf
 

@@ -6,11 +6,11 @@ import warnings
 from pathlib import Path
 
 import lightning as L
-import lightning_digits
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+import lightning_digits
 from gossamer.errors import InputError
 from gossamer.integrations.lightning import GossamerStrategy
 

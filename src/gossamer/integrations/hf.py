@@ -23,7 +23,6 @@ from typing import Any
 import networkx as nx
 import torch
 from accelerate.state import AcceleratorState, PartialState
-from torch import nn
 from torch.utils.data import Subset
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
@@ -84,14 +83,7 @@ class GossamerCallback(TrainerCallback):
         """This worker's part in the training, while it lasts and afterwards."""
 
     def on_train_begin(
-        self,
-        args: TrainingArguments,
-        state: TrainerState,
-        control: TrainerControl,
-        *,
-        model: nn.Module,
-        optimizer: torch.optim.Optimizer,
-        **_: Any,
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any
     ) -> None:
         if args.world_size > 1 or args.n_gpu > 1:
             raise InputError(
@@ -101,7 +93,8 @@ class GossamerCallback(TrainerCallback):
         if args.load_best_model_at_end:
             raise InputError("load_best_model_at_end would put one worker's model in place of the mean: leave it off")
         # Accelerate's wrapper passes steps on to the optimizer inside.
-        self.swarm = join(model, getattr(optimizer, "optimizer", optimizer), **self._joining)
+        optimizer = getattr(given["optimizer"], "optimizer", given["optimizer"])
+        self.swarm = join(given["model"], optimizer, **self._joining)
 
     def on_train_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **_: Any) -> None:
         if self.swarm is not None:

@@ -28,7 +28,6 @@ from gossamer.process.join import join
 from gossamer.process.place import find_place
 from gossamer.process.swarm import Swarm
 
-
 Anything = TypeVar("Anything")
 
 CPU = torch.device("cpu")
