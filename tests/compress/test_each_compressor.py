@@ -7,6 +7,7 @@ import torch
 from compress_lockstep import FakeWorker, average_all, make_workers
 
 from gossamer.compress import Int8, LowRank, RandomBlock, Sign, TopK
+from gossamer.compress.topk import largest
 from gossamer.errors import InputError
 
 
@@ -83,8 +84,8 @@ def test_int8_never_wraps_around():
         torch.linspace(0.5, 1.0, 999).to(torch.bfloat16),
         torch.tensor([190 * 1.4e-45, -190 * 1.4e-45, 1e-45]),
     ):
-        for largest in vector.sort(descending=True).values[:300:10]:
-            pair = torch.stack((largest, -largest))
+        for top in vector.sort(descending=True).values[:300:10]:
+            pair = torch.stack((top, -top))
             _, (kept,), _ = average_all(Int8(), [pair])
             assert kept[0] >= 0
             assert kept[1] <= 0
@@ -133,3 +134,25 @@ def test_low_rank_shapes():
     assert (rows, cols, rank) == (100, 101, 4)
     with pytest.raises(InputError, match="rank -1"):
         LowRank(ratio=4, rank=-1)
+
+
+@pytest.mark.parametrize("kind", ["noise", "heavy tails", "few that are not zero", "zero", "a wave", "not a number"])
+@pytest.mark.parametrize("ratio", [16, 128, 1024])
+def test_topk_finds_the_largest_of_many(kind, ratio):
+    length = 300_001
+    noise = torch.randn(length, generator=torch.Generator().manual_seed(0))
+    vector = {
+        "noise": noise,
+        "heavy tails": noise**5,
+        "few that are not zero": noise * (torch.arange(length) % 1000 == 3),
+        "zero": torch.zeros(length),
+        "a wave": torch.sin(torch.arange(length) / 100),
+        "not a number": torch.where(torch.arange(length) % 9999 == 3, float("nan"), noise),
+    }[kind]
+    count = -(-length // ratio)
+    found = largest(vector, count)
+    assert len(found.unique()) == count
+    expected = vector.abs().topk(count).values
+    torch.testing.assert_close(
+        vector[found].abs().sort(descending=True).values, expected, equal_nan=True, rtol=0, atol=0
+    )

@@ -49,6 +49,7 @@ from gossamer import compress
 from gossamer.effects import Asking, Effect, Mean, Start, Wait
 from gossamer.errors import InputError
 from gossamer.methods.method import Method, MethodConfig
+from gossamer.pieces import pieces
 from gossamer.settings import option
 from gossamer.topology import Topology
 from gossamer.worker import Worker
@@ -107,18 +108,20 @@ class Divisible(Method):
         if share == 0.0 or worker.scalars.get("w", 0.0) == 0.0:
             out.copy_(worker.x)
             return
-        undelivered = worker.vector("undelivered")
-        ahead = undelivered + worker.vector("flying", 2 * len(undelivered) + 1)[: len(undelivered)]
-        ahead.div_(self.scale(worker)).clamp_(-self.config.clip, self.config.clip)
-        out.copy_(ahead.mul_(-share * worker.setting("lr")).add_(worker.x))
+        undelivered, clip = worker.vector("undelivered"), self.config.clip
+        size, towards = len(undelivered), -share * worker.setting("lr")
+        flying = worker.vector("flying", 2 * size + 1)[:size]
+        for ahead, a, in_flight, v, x in pieces(out, undelivered, flying, worker.vector("v"), worker.x):
+            torch.add(a, in_flight, out=ahead)
+            ahead.div_(self.scale(worker, v)).clamp_(-clip, clip).mul_(towards).add_(x)
 
     def lookahead(self, worker: Worker) -> float:
         """λ now."""
         return self.config.lookahead if self.config.lookahead >= 0 else worker.scalars.get("lookahead", 0.0)
 
-    def scale(self, worker: Worker) -> Tensor:
+    def scale(self, worker: Worker, v: Tensor) -> Tensor:
         """√(v/w) + ε, what Adam divides by."""
-        return (worker.vector("v") / worker.scalars["w"]).sqrt_().add_(worker.setting("eps"))
+        return (v / worker.scalars["w"]).sqrt_().add_(worker.setting("eps"))
 
     def step(self, worker: Worker) -> Asking:
         round, gradient = worker.step, worker.gradient
@@ -177,11 +180,12 @@ class Divisible(Method):
         """One step of Adam on x with the gradient that has arrived."""
         beta1, _ = worker.setting("betas")
         lr, decay = worker.setting("lr"), worker.setting("weight_decay")
-        m, x = worker.vector("m"), worker.x
-        m.mul_(beta1).add_(arrived, alpha=1 - beta1)
-        x.mul_(1 - lr * decay)
-        update = (m / self.scale(worker)).div_(1 - beta1 ** (worker.step + 1))
-        x.sub_(update.clamp_(-self.config.clip, self.config.clip).mul_(lr))
+        clip, correction = self.config.clip, 1 - beta1 ** (worker.step + 1)
+        for m, v, x, new in pieces(worker.vector("m"), worker.vector("v"), worker.x, arrived):
+            m.mul_(beta1).add_(new, alpha=1 - beta1)
+            if decay:
+                x.mul_(1 - lr * decay)
+            x.sub_((m / self.scale(worker, v)).div_(correction).clamp_(-clip, clip).mul_(lr))
 
     def regrouped(self, worker: Worker) -> None:
         """What was in flight is undelivered again."""

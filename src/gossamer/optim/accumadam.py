@@ -29,6 +29,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
+from gossamer.pieces import PIECE
+
 
 class AccumAdam(Optimizer):
     """Adam with accumulated moments; see the module's docstring for the formula.
@@ -40,8 +42,9 @@ class AccumAdam(Optimizer):
         eps: added to the denominator.
         weight_decay: L2 penalty, added to the gradient.
         period: how many gradients the moments take in at once; 1 is Adam.
-        foreach: ``None`` or ``True`` updates all tensors of a group together with few kernels; ``False``
-            one after the other, which needs temporaries for one tensor at a time only.
+        foreach: ``True`` updates all tensors of a group together with few kernels; ``False`` one after the other,
+            which needs temporaries for one tensor at a time only; ``None`` does what suits the device: together, and
+            on the CPU piece by piece, whose temporaries are small and stay in the cache.
     """
 
     _decoupled: ClassVar[bool] = False
@@ -94,10 +97,13 @@ class AccumAdam(Optimizer):
         for group in self.param_groups:
             setting = _Setting.of(group, self._decoupled)
             params = [p for p in group["params"] if p.grad is not None]
-            if group["foreach"] is False:
-                _update_each(*self._gather(params), setting)
-            else:
-                for together in _by_device_and_dtype(params):
+            for together in _by_device_and_dtype(params):
+                on_cpu = together[0].device.type == "cpu"
+                if group["foreach"] is None and on_cpu:
+                    _update_each(*_in_pieces(*self._gather(together)), setting)
+                elif group["foreach"] is False:
+                    _update_each(*self._gather(together), setting)
+                else:
                     _update_foreach(*self._gather(together), setting)
         return loss
 
@@ -159,6 +165,9 @@ class _Tensors:
     exp_avgs: list[Tensor]
     exp_avg_sqs: list[Tensor]
     accumulated: list[Tensor]
+
+    def lists(self) -> tuple[list[Tensor], ...]:
+        return self.params, self.grads, self.exp_avgs, self.exp_avg_sqs, self.accumulated
 
 
 @dataclass(frozen=True, slots=True)
@@ -249,6 +258,19 @@ def _update_foreach(tensors: _Tensors, steps: list[int], setting: _Setting) -> N
         torch._foreach_addcmul_(exp_avg_sqs, accumulated, accumulated, value=1 - setting.beta2)
         torch._foreach_mul_(exp_avg_sqs, setting.beta2)
         torch._foreach_zero_(accumulated)
+
+
+def _in_pieces(tensors: _Tensors, steps: list[int]) -> tuple[_Tensors, list[int]]:
+    """The same, long tensors cut up: what is computed of a piece in between stays in the core's cache."""
+    cut = _Tensors([], [], [], [], [])
+    steps_of_pieces = []
+    for *row, step in zip(*tensors.lists(), steps, strict=True):
+        whole = row[0].numel() <= PIECE or not all(tensor.is_contiguous() for tensor in row)
+        pieces = [(tensor,) if whole else tensor.view(-1).split(PIECE) for tensor in row]
+        for into, tensor_pieces in zip(cut.lists(), pieces, strict=True):
+            into.extend(tensor_pieces)
+        steps_of_pieces += [step] * len(pieces[0])
+    return cut, steps_of_pieces
 
 
 def _by_device_and_dtype(params: Sequence[Tensor]) -> list[list[Tensor]]:

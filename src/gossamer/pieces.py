@@ -1,0 +1,26 @@
+"""Long vectors cut into pieces, so that what is computed of them in between stays in a core's cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from torch import Tensor
+
+PIECE = 1 << 18
+"""Elements of a piece."""
+
+
+def pieces(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+    """Vectors of one length as views of some of their elements, all of them in the end; whole where they are short, or
+    not in the memory of the CPU.
+
+    For arithmetic element by element: ``for x, y in pieces(xs, ys): x.sub_(y.square().add_(1))`` allocates next to
+    nothing.
+    """
+    length = len(vectors[0])
+    assert all(len(vector) == length for vector in vectors)
+    if length <= PIECE or vectors[0].device.type != "cpu":
+        yield vectors
+        return
+    for start in range(0, length, PIECE):
+        yield tuple(vector[start : start + PIECE] for vector in vectors)
