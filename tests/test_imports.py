@@ -17,7 +17,8 @@ FORBIDDEN = {
 
 # Who may import whom: only from the same layer or one below.
 LAYERS = (
-    {"errors", "settings", "seeds", "flat", "pieces", "effects", "worker", "topology", "compress", "optim", "recording"},
+    {"errors", "settings", "seeds", "flat", "pieces", "effects", "worker"}
+    | {"topology", "compress", "optim", "recording"},
     {"methods", "tasks"},
     {"virtual", "process", "config"},
     {"plan", "report", "runfolder", "api", "integrations"},
