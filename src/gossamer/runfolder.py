@@ -10,6 +10,9 @@
     DIR/trace.json           every single event, with --trace
     DIR/summary.json         the final figures; missing while the run goes on
     DIR/model.safetensors    the averaged model
+    DIR/workers/N.jsonl      of real workers: what worker N said about itself, as the run goes
+    DIR/workers/N.log        of real workers: what worker N printed, tracebacks included
+    DIR/checkpoints/         of real workers: what a run can be resumed from
 
 Files are written beside their place and then renamed, so that none is ever half there; metrics grow line by line.
 """
@@ -34,6 +37,7 @@ from gossamer.recording import Recorder
 
 RUN, CONFIG, METRICS, SUMMARY, MODEL = "run.json", "config.toml", "metrics.jsonl", "summary.json", "model.safetensors"
 RECORDING, TRACE = "recording.json", "trace.json"
+WORKERS, CHECKPOINTS = "workers", "checkpoints"
 
 FORMAT = 1
 """Goes up when older versions could not read a folder any more."""
@@ -96,17 +100,27 @@ class RunFolder:
         self._next_recording = ended + max(SECONDS_BETWEEN_RECORDINGS, (ended - began) / RECORDING_SHARE)
 
     def close(
-        self, summary: Mapping[str, Any], history: Sequence[Mapping[str, Any]], weights: Mapping[str, Tensor]
+        self, summary: Mapping[str, Any], history: Sequence[Mapping[str, Any]], weights: Mapping[str, Tensor] | None
     ) -> None:
-        """The run is over, or was stopped: keep its model, its figures, and its history as it came out in the end."""
-        about = {name: str(summary[name]) for name in ("method", "topology", "workers", "seed", "steps")}
+        """The run is over, or was stopped: keep its figures, its history as it came out in the end, and its model.
+
+        Real workers keep the model themselves.
+        """
         lines = "".join(json.dumps(point) + "\n" for point in history)
         with _writing(self.path):
             self._metrics.close()
             _replace(self.path / METRICS, lambda place: place.write_text(lines, encoding="utf-8"))
-            _replace(self.path / MODEL, lambda place: save_file(dict(weights), place, metadata=about))
         self._record(summary["time"])
+        if weights is not None:
+            about = {name: str(summary[name]) for name in ("method", "topology", "workers", "seed", "steps")}
+            save_model(self.path, weights, about)
         write_json(self.path / SUMMARY, summary)
+
+
+def save_model(folder: Path, weights: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
+    """Keep the averaged model, with a few facts about the run."""
+    with _writing(folder):
+        _replace(folder / MODEL, lambda place: save_file(dict(weights), place, metadata=dict(facts)))
 
 
 def make_folder(path: Path) -> None:

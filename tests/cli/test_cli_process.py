@@ -64,7 +64,7 @@ def test_ctrl_c_keeps_what_there_is(command, tmp_path, form):
         assert "gossip" in out
     folder = tmp_path / "run" / "gossip"
     assert {path.name for path in folder.iterdir()} == {
-        *("config.toml", "metrics.jsonl", "summary.json", "model.safetensors")
+        *("run.json", "config.toml", "metrics.jsonl", "recording.json", "summary.json", "model.safetensors")
     }
     assert json.loads((folder / "summary.json").read_text())["interrupted"] is True
     assert not (tmp_path / "run" / "lasgd").exists()

@@ -7,8 +7,9 @@ import dataclasses
 import difflib
 import shlex
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 from gossamer.config import SECTIONS, RunConfig, method_fields
@@ -43,14 +44,28 @@ class Parser(argparse.ArgumentParser):
         return found
 
 
-def add_run_options(parser: argparse.ArgumentParser) -> None:
-    """Every setting of a run as an option; only those that are given are in the outcome."""
+def add_run_options(
+    parser: argparse.ArgumentParser,
+    *,
+    hardware: str = "virtual hardware",
+    hidden: Sequence[str] = (),
+    differing: Mapping[str, tuple[str, str]] = MappingProxyType({}),
+) -> None:
+    """Every setting of a run as an option; only those that are given are in the outcome.
+
+    hidden
+        Options that the help does not show, since they do not apply; they are refused later, with a reason.
+    differing
+        Options whose help or default is not the usual one: (help, default) by name.
+    """
     parser.add_argument("--config", metavar="FILE", help="a TOML file with any of these options; those given here win")
-    groups = (("run", RunConfig), ("task", TaskConfig), ("virtual hardware", HardwareConfig))
+    groups = (("run", RunConfig), ("task", TaskConfig), (hardware, HardwareConfig))
     for title, settings in groups:
         group = parser.add_argument_group(title)
         for field in dataclasses.fields(settings):
-            _add(group, field, kinds(settings)[field.name], f"default: {field.default}" if field.default != "" else "")
+            words, default = differing.get(field.name, (field.metadata["help"], str(field.default)))
+            shown = None if field.name in hidden else words
+            _add(group, field, kinds(settings)[field.name], shown, f"default: {default}" if default else "")
     group = parser.add_argument_group("methods")
     owners: dict[str, list[tuple[str, dataclasses.Field[Any], type]]] = {}
     for name, method in METHODS.items():
@@ -58,19 +73,20 @@ def add_run_options(parser: argparse.ArgumentParser) -> None:
             owners.setdefault(field.name, []).append((name, field, kinds(method.Config)[field.name]))
     for rows in owners.values():
         defaults = ", ".join(f"{name} {field.default}" for name, field, _ in rows)
-        _add(group, rows[0][1], rows[0][2], f"default: {defaults}")
+        _add(group, rows[0][1], rows[0][2], rows[0][1].metadata["help"], f"default: {defaults}")
 
 
-def _add(group: Any, field: dataclasses.Field[Any], kind: type, default: str) -> None:
+def _add(group: Any, field: dataclasses.Field[Any], kind: type, words: str | None, default: str) -> None:
     metavar = field.metadata["metavar"] or {int: "N", float: "X"}.get(kind, "TEXT")
     choices = field.metadata["choices"]
-    words = field.metadata["help"] + (f": {', '.join(choices)}" if choices else "")
+    if words is not None and choices:
+        words += f": {', '.join(choices)}"
     group.add_argument(
         "--" + field.name.replace("_", "-"),
         dest=f"setting_{field.name}",
         metavar=metavar,
         default=argparse.SUPPRESS,
-        help=(words + (f" ({default})" if default else "")).replace("%", "%%"),
+        help=argparse.SUPPRESS if words is None else (words + (f" ({default})" if default else "")).replace("%", "%%"),
     )
 
 

@@ -12,24 +12,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from gossamer.cli.closing import show_comparison
 from gossamer.cli.following import Followers, add_follow_options
 from gossamer.cli.options import add_run_options, given, shown_command
-from gossamer.cli.output import (
-    NOTHING,
-    Progressing,
-    counted,
-    duration,
-    figure,
-    percent,
-    print_json,
-    print_note,
-    print_table,
-    size,
-)
+from gossamer.cli.output import Progressing, counted, duration, percent, print_json
 from gossamer.config import Run, resolve, unused
 from gossamer.errors import InputError
 from gossamer.runfolder import SUMMARY, RunFolder, check_folder, make_folder, remove_if_empty, write_json
-from gossamer.virtual.simulation import Point, Result, Spread, WorkerPoint, plain, simulate
+from gossamer.virtual.simulation import Point, Result, WorkerPoint, plain, simulate
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -194,67 +184,13 @@ def _without_history(result: Result) -> dict[str, Any]:
 def _show(runs: list[Run], results: list[Result]) -> None:
     """The closing table."""
     c = runs[0].config
-    first = results[0]
-    rows = []
-    for result in results:
-        end = result.final
-        rows.append(
-            [
-                result.method,
-                duration(end.time) if c.clock == "hardware" else f"{end.time:.4g}",
-                f"{first.final.time / end.time:.2f}×" if _whole(first) and _whole(result) else NOTHING,
-                f"{end.steps}",
-                figure(end.loss),
-                percent(end.accuracy),
-                _spread(end.worker_accuracy),
-                figure(end.consensus),
-                f"{end.exchanges}",
-                size(end.bytes_sent / c.workers),
-                f"{100 * end.utilization:.0f}%",
-            ]
-        )
     title = f"{c.task}, {counted(c.workers, 'worker')}, {c.topology}, {c.clock} clock, seed {c.seed}"
-    # What the task does not have, such as an accuracy, needs no column.
-    shown = [k for k in range(len(COLUMNS)) if any(row[k] != NOTHING for row in rows)]
-    names = [list(COLUMNS)[k] for k in shown]
-    spare = [name for name in SPARE if name in names]
-    left_out = print_table(title, names, [[row[k] for k in shown] for row in rows], numbers=True, spare=spare)
-    meanings = [f"{name}: {COLUMNS[name]}" for name in names if COLUMNS[name] and name not in left_out]
-    time = "simulated seconds" if c.clock == "hardware" else "in expected gradients per worker"
-    not_shown = f". Not shown for want of room: {', '.join(left_out)}" if left_out else ""
-    print()
-    print_note("; ".join(meanings).format(time=time, first=first.method) + not_shown + ".")
-    for result in results:
-        for news in result.news:
-            print(f"{result.method}: {news}")
-
-
-COLUMNS = {
-    "method": "",
-    "time": "{time}",
-    "speed": "against {first}",
-    "steps": "per worker",
-    "loss": "of the averaged model on the test set",
-    "accuracy": "of the same",
-    "workers": "accuracy of their own models",
-    "consensus": "how far the models are apart",
-    "exchanges": "averagings, of two workers or of many",
-    "sent": "per worker",
-    "busy": "share of the time not spent waiting",
-}
-"""The columns of the closing table, and what they mean."""
-
-SPARE = ("exchanges", "steps", "busy", "speed", "loss", "workers")
-"""What a narrow terminal can do without, the first first."""
+    if c.clock == "hardware":
+        show_comparison(title, results, "simulated seconds", duration, _whole)
+    else:
+        show_comparison(title, results, "in expected gradients per worker", lambda time: f"{time:.4g}", _whole)
 
 
 def _whole(result: Result) -> bool:
     """Whether the run came to its end, so that its time says something."""
     return result.final.time > 0 and not result.interrupted and not _divergence(result)
-
-
-def _spread(spread: Spread) -> str:
-    if spread.min is None or spread.max is None:
-        return NOTHING
-    least, most = percent(spread.min), percent(spread.max)
-    return least if least == most else f"{least.removesuffix('%')}–{most}"

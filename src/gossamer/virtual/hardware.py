@@ -26,7 +26,7 @@ class HardwareConfig(Settings):
 
     compute: str = option(
         "lognormal:50ms,0.1",
-        "time of one gradient: constant:T, lognormal:MEAN,SIGMA, exponential:MEAN or sample:FILE (one time per line)",
+        "time of one gradient: T, constant:T, lognormal:MEAN,SIGMA, exponential:MEAN or sample:FILE (a time per line)",
     )
     straggler: str = option("", "slow workers and how many times slower: RANK:FACTOR,…", metavar="RANK:FACTOR,…")
     nodes: int = option(0, "machines that share one network card each; 0: every worker is its own", least=0)
@@ -97,6 +97,8 @@ class Compute:
 
     def __init__(self, spec: str, straggler: str, workers: int) -> None:
         kind, _, numbers = spec.partition(":")
+        if spec[:1].isdigit():
+            kind, numbers = "constant", spec
         self.kind = kind
         self.factor = np.ones(workers)
         for rank, factor in parse_ranked(straggler, ":", "--straggler", workers):

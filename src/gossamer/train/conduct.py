@@ -1,0 +1,138 @@
+"""A run, from its order to its result: with workers of our own on this machine, or as one of many under torchrun."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+
+from gossamer.config import Run
+from gossamer.process.place import Place
+from gossamer.train.launch import MeetingPlace, Stops, Workers, why_ended
+from gossamer.train.order import Order
+from gossamer.train.report import DONE, FAILED, Board
+from gossamer.train.result import Result
+from gossamer.train.watching import LOOK_S, View, Watch
+from gossamer.train.worker import part_of
+from gossamer.virtual.simulation import Point
+
+BAD_INPUT = 2
+"""The exit code of a worker that cannot do what it is asked."""
+
+RESTARTS = 3
+"""How often one worker is started again before it is given up."""
+
+LAST_REPORTS_S = 30.0
+"""How long rank 0 waits for the others' last reports, which come right after the last average."""
+
+Show = Callable[[View, list[str]], None]
+"""Called with how far the run is, and what happened since the last time."""
+
+Keep = Callable[[Point], None]
+"""Called with every point of the history."""
+
+
+def launch(
+    order: Order, run: Run, meeting: MeetingPlace, stops: Stops, show: Show, keep: Keep, restart: bool
+) -> Result:
+    """Run it with workers started here."""
+    board = meeting.board(run.config.method)
+    watch = Watch(run, board, keep)
+    with Workers(order, run.config.workers, meeting.port) as workers:
+        failed = _attend(workers, watch, stops, show, restart)
+    watch.look()
+    board.close()
+    result = watch.result(failed)
+    result.interrupted |= stops.count > 0
+    return result
+
+
+def _attend(workers: Workers, watch: Watch, stops: Stops, show: Show, restart: bool) -> str:
+    """Stay with the workers until they have ended; returns why they have come to nothing, if so."""
+    known: set[int] = set()
+    restarts = [0] * workers.count
+    while True:
+        ended = workers.ended()
+        news = watch.look()
+        for rank in sorted(ended.keys() - known):
+            known.add(rank)
+            if watch.reports[rank].state == DONE:
+                continue
+            why = why_ended(ended[rank], watch.board, rank)
+            if stops.count:
+                watch.gone[rank] = why
+            elif not watch.started:
+                return f"worker {rank} ended before the training began: {why}"
+            else:
+                news.append(watch.lose(rank, why))
+                # One that was told that it cannot take part would only be told so again.
+                if restart and ended[rank] != BAD_INPUT and restarts[rank] < RESTARTS:
+                    restarts[rank] += 1
+                    workers.start(rank, watch.reports[rank].steps)
+                    watch.regain(rank)
+                    known.remove(rank)
+                    news.append(f"worker {rank} started again")
+        show(watch.view(), news)
+        if len(known) == workers.count:
+            done = any(report.state == DONE for report in watch.reports)
+            return "" if done or stops.count else f"no worker is left: {next(iter(watch.gone.values()))}"
+        if stops.count:
+            workers.ask_to_stop()
+            if stops.count > 1 or workers.too_slow_to_stop or not watch.started:
+                workers.kill()
+        time.sleep(LOOK_S)
+
+
+def take_part(order: Order, run: Run, place: Place, show: Show, keep: Keep) -> Result | None:
+    """Run it as the worker at ``place``; rank 0 watches all of them and has the result."""
+    place = replace(place, prefix=f"{place.prefix}{run.config.method}/")
+    if place.rank != 0:
+        part_of(order, place)
+        return None
+    watcher = _Watcher(place, run, show, keep)
+    try:
+        part_of(order, place)
+    finally:
+        result = watcher.end()
+    return result
+
+
+class _Watcher:
+    """Watches all workers beside one's own training."""
+
+    def __init__(self, place: Place, run: Run, show: Show, keep: Keep) -> None:
+        self.board = Board(place.meeting_point())
+        self.watch, self.show = Watch(run, self.board, keep), show
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._attend, name="gossamer-watch", daemon=True)
+        self._thread.start()
+
+    def _attend(self) -> None:
+        while not self._over.wait(LOOK_S):
+            self._look()
+
+    def _look(self) -> None:
+        news = self.watch.look()
+        for rank, silent_s in enumerate(self.watch.silent_s):
+            if silent_s > LAST_REPORTS_S and self.watch.started and self._missing(rank):
+                news.append(self.watch.lose(rank, f"silent for {silent_s:.0f} s"))
+        self.show(self.watch.view(), news)
+
+    def _missing(self, rank: int) -> bool:
+        return rank not in self.watch.gone and self.watch.reports[rank].state not in (DONE, FAILED)
+
+    def end(self) -> Result:
+        """Wait for everybody's last report."""
+        until = time.monotonic() + LAST_REPORTS_S
+        everybody = range(self.watch.run.config.workers)
+        while time.monotonic() < until and any(self._missing(rank) for rank in everybody):
+            time.sleep(0.02)
+        self._over.set()
+        self._thread.join()
+        self._look()
+        for rank in everybody:
+            if self._missing(rank):
+                self.watch.lose(rank, "no last report")
+        self.board.close()
+        return self.watch.result("")

@@ -1,0 +1,34 @@
+"""How long a step's compute takes: as long as it does, several times as long, or as long as was asked for."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import numpy as np
+
+from gossamer.virtual.hardware import Compute
+
+
+class Pace:
+    """One worker's. What it adds is waiting, so that on shared cores it takes no time from the others."""
+
+    def __init__(
+        self, compute: Compute, waits: bool, rank: int, rng: np.random.Generator, stop: threading.Event
+    ) -> None:
+        self.compute, self.waits, self.rank, self.rng, self.stop = compute, waits, rank, rng, stop
+        self.factor = float(compute.factor[rank])
+
+    @property
+    def natural(self) -> bool:
+        """Whether steps take just what they take."""
+        return not self.waits and self.factor == 1.0
+
+    def keep(self, began: float) -> None:
+        """Wait until the compute of a step that began then has taken as long as it shall."""
+        if self.natural:
+            return
+        took = time.monotonic() - began
+        wanted = self.compute.draw(self.rank, self.rng) if self.waits else self.factor * took
+        if wanted > took:
+            self.stop.wait(wanted - took)

@@ -1,0 +1,107 @@
+"""What a worker says about itself while it trains, and the board at the meeting point where it says it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import socket
+from dataclasses import dataclass, field
+
+from gossamer.process.meeting_point import MeetingPoint
+from gossamer.virtual.simulation import plain
+
+STARTING, TRAINING, DONE, FAILED = "starting", "training", "done", "failed"
+
+
+@dataclass
+class Report:
+    """How one worker fares."""
+
+    rank: int
+    pid: int = field(default_factory=os.getpid)
+    host: str = field(default_factory=socket.gethostname)
+    state: str = STARTING
+    steps: int = 0
+    """Made by this worker, before it was restarted or the run resumed too."""
+    seconds: float = 0.0
+    """Since its first step, up to its last."""
+    idle_s: float = 0.0
+    """Of those, spent waiting for others."""
+    loss_sum: float = 0.0
+    """Over all its mini-batches whose loss was finite."""
+    loss_count: int = 0
+    exchanges: int = 0
+    bytes_sent: int = 0
+    consensus: float = 0.0
+    """How far it was from the last peer it met; in the end, from the averaged model."""
+    peers_alive: int = 0
+    lost: int = 0
+    """Connections that broke."""
+    refused: int = 0
+    """Messages that were not finite or absurdly large."""
+    own_loss: float | None = None
+    """Of its own model on the test set, when that was last looked at: in the end, before the last average."""
+    own_accuracy: float | None = None
+    loss: float | None = None
+    """Of the averaged model on the test set, in the end."""
+    accuracy: float | None = None
+    diverged_at: int | None = None
+    """The step at which its loss was not finite and did not recover."""
+    interrupted: bool = False
+    error: str = ""
+    """One line about what went wrong in it."""
+    news: list[str] = field(default_factory=list)
+
+    def text(self) -> str:
+        return json.dumps(plain(dataclasses.asdict(self)))
+
+    @property
+    def mean_loss(self) -> float | None:
+        return self.loss_sum / self.loss_count if self.loss_count else None
+
+
+class Board:
+    """Where the workers of one run leave their reports, and are asked for things by whoever watches them."""
+
+    def __init__(self, point: MeetingPoint) -> None:
+        self._point = point
+
+    def put(self, report: Report) -> None:
+        self._point.set(f"report/{report.rank}", report.text())
+
+    def get(self, rank: int) -> Report | None:
+        """The newest report of a worker; None if there is none, or the board is out of reach."""
+        found = self._point.get(f"report/{rank}")
+        return None if found is None else Report(**json.loads(found))
+
+    def ask_to_stop(self) -> None:
+        """Ask all workers to end where they are."""
+        self._point.set("stop", "1")
+
+    def asked_to_stop(self) -> bool:
+        return self._point.get("stop") is not None
+
+    def bound(self, rank: int, step: int) -> None:
+        """Say that worker ``rank``, asked to stop, begins no further step than this on its own."""
+        self._point.set(f"stop/{rank}", str(step))
+
+    def bound_of(self, rank: int) -> int | None:
+        found = self._point.get(f"stop/{rank}")
+        return None if found is None else int(found)
+
+    def agree(self, what: str, value: int) -> int:
+        """The first value that any worker proposed for ``what``; our own where nobody can be asked."""
+        held = self._point.claim(what, str(value))
+        return value if held is None else int(held)
+
+    def want_checkpoint(self, total_steps: int) -> None:
+        """Ask all workers for a checkpoint, named for how many steps they have made together."""
+        self._point.set("checkpoint", str(total_steps))
+
+    def wanted_checkpoint(self) -> int:
+        found = self._point.get("checkpoint")
+        return 0 if found is None else int(found)
+
+    def close(self) -> None:
+        self._point.close()

@@ -1,0 +1,62 @@
+"""What a run of real workers came to."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from gossamer.train.report import Report
+from gossamer.virtual.simulation import Point, plain
+
+
+@dataclass
+class Result:
+    """Like the result of a simulation, in real seconds, with every worker's own figures."""
+
+    method: str
+    topology: str
+    workers: int
+    seed: int
+    final: Point
+    history: list[Point]
+    reports: list[Report]
+    """The last of each worker."""
+    gone: list[int]
+    """Workers that were not there in the end."""
+    news: list[str]
+    interrupted: bool = False
+    failed: str = ""
+    """Why the run has no outcome; empty if it has."""
+    ranks_diverged: list[int] = field(default_factory=list)
+
+    @property
+    def begun(self) -> bool:
+        """Whether there is anything to tell."""
+        return self.final.total_steps > 0
+
+    def document(self) -> dict[str, Any]:
+        """The result as plain data, for JSON."""
+        head = {"method": self.method, "topology": self.topology, "workers": self.workers, "seed": self.seed}
+        per_worker = {
+            "worker_bytes_sent": [report.bytes_sent for report in self.reports],
+            "worker_compute_time": [max(0.0, report.seconds - report.idle_s) for report in self.reports],
+            "worker_idle_time": [report.idle_s for report in self.reports],
+            "worker_reports": [_own_figures(report) for report in self.reports],
+            "workers_gone": self.gone,
+        }
+        end: dict[str, Any] = {"news": self.news, "history": [asdict(point) for point in self.history]}
+        if self.ranks_diverged:
+            rank = self.ranks_diverged[0]
+            step = self.reports[rank].diverged_at
+            end["diverged"] = {"time": self.final.time, "worker": rank, "step": step}
+        if self.failed:
+            end["failed"] = self.failed
+        return plain({**head, **asdict(self.final), **per_worker, **end, "interrupted": self.interrupted})
+
+
+def _own_figures(report: Report) -> dict[str, Any]:
+    figures = asdict(report)
+    figures["train_loss"] = report.mean_loss
+    for name in ("news", "loss_sum", "loss_count", "loss", "accuracy"):
+        del figures[name]
+    return figures

@@ -1,0 +1,210 @@
+"""All workers of a run, as whoever watches them sees them: the command that started them, or rank 0."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from gossamer.config import Run
+from gossamer.train.report import DONE, FAILED, STARTING, TRAINING, Board, Report
+from gossamer.train.result import Result
+from gossamer.virtual.simulation import Point, Spread
+
+LOOK_S = 0.2
+"""How often one looks."""
+
+SILENT_S = 3.0
+"""A worker that has said nothing for so long is shown as silent."""
+
+POINTS = 500
+"""About how many points the history of a long run has."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """One worker, to be shown."""
+
+    rank: int
+    steps: int
+    speed: float
+    """Steps per second."""
+    loss: float | None
+    exchanges: int
+    state: str
+    """starting, training, slow, silent, gone, done."""
+
+
+@dataclass(frozen=True)
+class View:
+    """A run at one moment, to be shown."""
+
+    time: float
+    total_steps: int
+    goal: int
+    train_loss: float | None
+    rows: list[Row]
+
+
+class Watch:
+    """Follows a run over its board."""
+
+    def __init__(self, run: Run, board: Board, keep: Callable[[Point], None]) -> None:
+        # ``keep`` is called with every point of the history.
+        self.run, self.board, self.keep = run, board, keep
+        n = run.config.workers
+        self.reports = [Report(rank) for rank in range(n)]
+        self.gone: dict[int, str] = {}
+        """Workers that are not there any more, and why."""
+        self.history: list[Point] = []
+        self.news: list[str] = []
+        self._told = [0] * n
+        self._heard = [time.monotonic()] * n
+        self._losses = (0.0, 0)
+        self._began = time.monotonic()
+
+    @property
+    def started(self) -> bool:
+        """Whether the training has begun."""
+        return any(report.state in (TRAINING, DONE) or report.seconds > 0 for report in self.reports)
+
+    @property
+    def silent_s(self) -> list[float]:
+        """For how long each worker has said nothing."""
+        return [time.monotonic() - heard for heard in self._heard]
+
+    def look(self) -> list[str]:
+        """Read what is new; returns what a person should hear of it."""
+        fresh = []
+        for rank, last in enumerate(self.reports):
+            report = self.board.get(rank)
+            if report is None or report == last:
+                continue
+            self.reports[rank], self._heard[rank] = report, time.monotonic()
+            if len(report.news) < self._told[rank]:
+                # A worker that was restarted begins anew.
+                self._told[rank] = 0
+            fresh += [f"worker {rank}: {item}" for item in report.news[self._told[rank] :]]
+            self._told[rank] = len(report.news)
+        if self.started:
+            self._observe()
+        self.news += fresh
+        return fresh
+
+    def lose(self, rank: int, why: str) -> str:
+        """Worker ``rank`` is gone; returns what there is to say about it."""
+        self.gone[rank] = why
+        left = self.run.config.workers - len(self.gone)
+        said = f"worker {rank} gone ({why}); going on with {left}" if left else f"worker {rank} gone ({why})"
+        self.news.append(said)
+        return said
+
+    def regain(self, rank: int) -> None:
+        """Worker ``rank`` was started again."""
+        self.gone.pop(rank, None)
+        self.news.append(f"worker {rank} started again")
+
+    # Points of the history
+
+    def _observe(self) -> None:
+        point = self._point()
+        if not self.history:
+            self._add(point)
+            return
+        last = self.history[-1]
+        if point.total_steps >= last.total_steps + self.run.config.workers and (
+            point.time - last.time >= point.time / POINTS
+        ):
+            self._add(point)
+
+    def _add(self, point: Point) -> None:
+        self.history.append(point)
+        self.keep(point)
+
+    def _point(self) -> Point:
+        reports, n = self.reports, self.run.config.workers
+        total = sum(report.steps for report in reports)
+        sums = (sum(report.loss_sum for report in reports), sum(report.loss_count for report in reports))
+        gained = sums[1] - self._losses[1]
+        train_loss = (sums[0] - self._losses[0]) / gained if gained > 0 else None
+        self._losses = sums if gained > 0 else self._losses
+        own = [report.own_accuracy for report in reports if report.own_accuracy is not None]
+        elapsed = max((report.seconds for report in reports), default=0.0)
+        alive = [report for report in reports if report.rank not in self.gone]
+        busy = sum(max(0.0, report.seconds - report.idle_s) for report in reports)
+        squares = [report.consensus**2 for report in alive]
+        return Point(
+            time=elapsed,
+            steps=round(total / n),
+            total_steps=total,
+            worker_steps=Spread.of([float(report.steps) for report in reports]),
+            samples=total * self.run.config.batch if self.run.task.gradients else 0,
+            loss=None,
+            train_loss=train_loss,
+            accuracy=None,
+            worker_accuracy=Spread.of(own),
+            consensus=math.sqrt(sum(squares) / len(squares)) if squares else 0.0,
+            exchanges=self._exchanges(),
+            bytes_sent=sum(report.bytes_sent for report in reports),
+            utilization=min(1.0, busy / (n * elapsed)) if elapsed else 1.0,
+            workers_alive=len(alive),
+            wall_s=time.monotonic() - self._began,
+        )
+
+    def _exchanges(self) -> int:
+        counts = [report.exchanges for report in self.reports]
+        return round(sum(counts) / 2) if self.run.method().pairwise else max(counts)
+
+    # What is shown, and what it came to
+
+    def view(self) -> View:
+        c = self.run.config
+        speeds = [report.steps / report.seconds if report.seconds else 0.0 for report in self.reports]
+        usual = sorted(speeds)[len(speeds) // 2]
+        rows = [
+            Row(rank, report.steps, speeds[rank], report.mean_loss, report.exchanges, self._state(rank, speeds, usual))
+            for rank, report in enumerate(self.reports)
+        ]
+        last = self.history[-1] if self.history else None
+        elapsed = max(report.seconds for report in self.reports)
+        total = sum(report.steps for report in self.reports)
+        return View(elapsed, total, c.steps * c.workers, last.train_loss if last else None, rows)
+
+    def _state(self, rank: int, speeds: list[float], usual: float) -> str:
+        report = self.reports[rank]
+        if rank in self.gone:
+            return "gone"
+        if report.state in (DONE, STARTING, FAILED):
+            return report.state
+        if self.silent_s[rank] > SILENT_S:
+            return "silent"
+        return "slow" if speeds[rank] < usual / 2 else report.state
+
+    def result(self, failed: str) -> Result:
+        """What the run came to, once its workers have ended."""
+        final = self._point()
+        ended = [report for report in self.reports if report.state == DONE and report.rank not in self.gone]
+        if ended:
+            final = replace(final, loss=ended[0].loss, accuracy=ended[0].accuracy)
+        if self.history and final.train_loss is None:
+            final = replace(final, train_loss=self.history[-1].train_loss)
+        if self.history and self.history[-1].total_steps == final.total_steps:
+            self.history[-1] = final
+        else:
+            self.history.append(final)
+        c = self.run.config
+        return Result(
+            method=c.method,
+            topology=self.run.topology.name,
+            workers=c.workers,
+            seed=c.seed,
+            final=final,
+            history=self.history,
+            reports=self.reports,
+            gone=sorted(self.gone),
+            news=self.news,
+            interrupted=any(report.interrupted for report in self.reports),
+            failed=failed,
+            ranks_diverged=[report.rank for report in self.reports if report.diverged_at is not None],
+        )

@@ -1,0 +1,266 @@
+"""``gossamer train``: real workers started by the command, watched, slowed down, killed and stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import time
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from gossamer.seeds import stream
+
+QUADRATIC = ("--task", "quadratic", "--dim", "8", "--lr", "0.05", "--workers", "3", "--steps", "20")
+
+
+def model(folder):
+    return torch.cat([tensor.flatten() for tensor in load_file(folder / "model.safetensors").values()])
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_methods_that_wait_give_what_the_virtual_cluster_gives(gossamer, tmp_path):
+    methods = ("--method", "allreduce,overlap")
+    real = gossamer("train", *QUADRATIC, *methods, "--out", "real", "--json").document
+    virtual = gossamer("simulate", *QUADRATIC, *methods, "--out", "virtual", "--json").document
+    for ours, theirs in zip(real["results"], virtual["results"], strict=True):
+        torch.testing.assert_close(
+            model(tmp_path / "real" / ours["method"]),
+            model(tmp_path / "virtual" / ours["method"]),
+            rtol=1e-5,
+            atol=1e-6,
+        )
+        # The same document, and more.
+        assert theirs.keys() <= ours.keys()
+        assert ours["worker_steps"] == {"mean": 20, "min": 20, "max": 20}
+        assert (ours["loss"], ours["total_steps"]) == (pytest.approx(theirs["loss"], rel=1e-5), 60)
+
+
+def test_a_run_leaves_a_folder_with_every_workers_figures(gossamer, tmp_path):
+    ran = gossamer("train", *QUADRATIC, "--method", "allreduce", "--out", "run", "--json")
+    assert ran.code == 0
+    (result,) = ran.document["results"]
+    history = result.pop("history")
+    folder = tmp_path / "run"
+    assert json.loads((folder / "summary.json").read_text()) == result
+    assert lines(folder / "metrics.jsonl") == history
+    for rank, report in enumerate(result["worker_reports"]):
+        last = lines(folder / "workers" / f"{rank}.jsonl")[-1]
+        assert (last["rank"], last["steps"], last["state"]) == (rank, 20, "done")
+        assert report["own_loss"] == pytest.approx(result["loss"], rel=1e-5)
+        assert 0 < report["seconds"] <= result["time"]
+    # Nothing was printed by the workers, so there is no log.
+    assert {path.name for path in (folder / "workers").iterdir()} == {"0.jsonl", "1.jsonl", "2.jsonl"}
+    # A simulation can be run from the settings of a real run, and the other way round.
+    assert gossamer("simulate", "--config", "run/config.toml", "--json").code == 0
+
+
+def test_fast_workers_make_the_steps_of_slow_ones(gossamer):
+    ran = gossamer(
+        *("train", "--task", "quadratic", "--workers", "3", "--steps", "20", "--method", "gossip"),
+        *("--compute", "10ms", "--straggler", "1:8", "--json"),
+    )
+    (result,) = ran.document["results"]
+    steps = [report["steps"] for report in result["worker_reports"]]
+    assert sum(steps) == 60
+    assert steps[1] < min(steps[0], steps[2]) / 2
+    # At least as long as was asked for, for each of them.
+    assert all(report["seconds"] >= 0.01 * report["steps"] for report in result["worker_reports"])
+    assert result["worker_reports"][1]["seconds"] >= 0.08 * steps[1]
+
+
+def test_workers_that_only_average_start_apart_and_meet_in_the_middle(gossamer, tmp_path):
+    ran = gossamer(
+        *("train", "--task", "consensus", "--workers", "3", "--steps", "8", "--method", "localsgd", "--period", "8"),
+        *("--compute", "2ms", "--out", "run", "--json"),
+    )
+    (result,) = ran.document["results"]
+    assert (result["loss"], result["accuracy"], result["samples"], result["consensus"]) == (None, None, 0, 0.0)
+    starts = [stream(0, "start", rank).standard_normal(64) for rank in range(3)]
+    torch.testing.assert_close(
+        model(tmp_path / "run"), torch.tensor(np.stack(starts)).float().mean(0), rtol=1e-5, atol=1e-6
+    )
+
+
+@pytest.mark.parametrize(
+    ("wrong", "words"),
+    [
+        (("--worker", "3"), ("unknown option --worker", "did you mean --workers?")),
+        (("--clock", "ideal"), ("--clock", "gossamer simulate")),
+        (("--link", "1gbit"), ("--link", "gossamer simulate")),
+        (("--fail", "1@2"), ("--fail", "gossamer simulate")),
+        (("--straggler", "1:0.5"), ("--straggler", "slowed down")),
+        (("--straggler", "9:2"), ("--straggler names worker 9",)),
+        (("--compute", "soon"), ("--compute",)),
+        (("--task", "consensus"), ("--compute 10ms",)),
+        (("--workers", "0"), ("--workers is 0",)),
+        (("--out", ""), ("--out is empty",)),
+        (("--device", "tpu"), ("--device",)),
+    ],
+)
+def test_what_cannot_be_used_is_one_line(gossamer, wrong, words):
+    gossamer("train", *wrong).refused(*words)
+
+
+def test_a_folder_that_holds_a_run_is_not_written_over(gossamer):
+    assert gossamer("train", *QUADRATIC, "--workers", "1", "--out", "run").code == 0
+    gossamer("train", *QUADRATIC, "--out", "run").refused("run already holds a run")
+
+
+def test_the_help_shows_only_what_applies(gossamer):
+    shown = gossamer("train", "--help").out
+    assert "--straggler" in shown
+    assert "--restart" in shown
+    for option in ("--clock", "--slow-link", "--fail", "--gradients"):
+        assert option not in shown
+
+
+def test_a_run_that_diverges_says_so(gossamer):
+    ran = gossamer("train", "--task", "quadratic", "--workers", "2", "--steps", "5000", "--lr", "1e10", "--json")
+    assert ran.code == 2
+    assert "a2cid2 diverged" in ran.err
+    assert "try a smaller --lr than 1e+10" in ran.err
+    (result,) = ran.document["results"]
+    assert result["diverged"]["step"] < 5000
+
+
+BREAKS = """
+import os
+import torch
+from gossamer import Task
+
+def loss(outputs, targets):
+    if os.environ.get("RANK") in {ranks} and torch.is_grad_enabled():
+        raise KeyError("no such thing")
+    return (outputs - targets).square().mean()
+
+x = torch.randn(64, 2, generator=torch.Generator().manual_seed(0))
+task = Task(name="breaks", model=lambda: torch.nn.Linear(2, 1), train=(x, x[:, :1]), test=(x, x[:, :1]), loss=loss)
+"""
+
+
+def test_a_worker_that_fails_is_told_of_in_one_line_and_the_others_go_on(gossamer, tmp_path):
+    (tmp_path / "breaks.py").write_text(BREAKS.format(ranks={"1"}))
+    ran = gossamer("train", "--task", "breaks.py", "--workers", "3", "--steps", "20", "--out", "run")
+    assert ran.code == 0
+    told = [line for line in ran.err.splitlines() if "no such thing" in line]
+    assert told == ["a2cid2: worker 1 gone (KeyError: 'no such thing' (breaks.py, line 8)); going on with 2"]
+    assert "Traceback" not in ran.err
+    assert "Traceback" in (tmp_path / "run" / "workers" / "1.log").read_text()
+    assert json.loads((tmp_path / "run" / "summary.json").read_text())["workers_gone"] == [1]
+
+
+def test_when_all_workers_fail_there_is_no_result(gossamer, tmp_path):
+    (tmp_path / "breaks.py").write_text(BREAKS.format(ranks={"0", "1"}))
+    ran = gossamer("train", "--task", "breaks.py", "--workers", "2", "--steps", "20")
+    assert ran.code == 1
+    assert ran.out == ""
+    assert ran.err.splitlines()[-1].startswith("gossamer: a2cid2: no worker is left: KeyError: 'no such thing'")
+
+
+# With real processes of the command itself.
+
+
+LONG = ("train", "--task", "quadratic", "--workers", "3", "--steps", "100000", "--compute", "5ms", "--out", "run")
+
+
+@pytest.fixture
+def running(command, tmp_path):
+    """Start ``gossamer …`` and wait until its workers train."""
+    started = []
+
+    def start(*arguments):
+        program, environment = command
+        process = subprocess.Popen(
+            [*program, *arguments],
+            env=environment,
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+        started.append(process)
+        metrics = tmp_path / "run" / "metrics.jsonl"
+        deadline = time.monotonic() + 60
+        while not (metrics.exists() and metrics.read_text().count("\n") > 2):
+            assert process.poll() is None, process.stderr.read()
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        return process
+
+    yield start
+    for process in started:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def workers_of(folder):
+    return [lines(path)[0]["pid"] for path in sorted((folder / "workers").glob("*.jsonl"))]
+
+
+def alive(pid):
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def all_gone(pids, within_s=5.0):
+    deadline = time.monotonic() + within_s
+    while any(map(alive, pids)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return not any(map(alive, pids))
+
+
+@pytest.mark.parametrize(
+    ("method", "how"), [("allreduce", "terminal"), ("a2cid2", "launcher"), ("overlap", signal.SIGTERM)]
+)
+def test_ctrl_c_ends_all_workers_and_keeps_what_there_is(running, tmp_path, method, how):
+    process = running(*LONG, "--method", method)
+    pids = workers_of(tmp_path / "run")
+    if how == "terminal":
+        os.killpg(process.pid, signal.SIGINT)
+    else:
+        process.send_signal(signal.SIGINT if how == "launcher" else how)
+    out, err = process.communicate(timeout=30)
+    assert process.returncode == 130
+    assert err.splitlines()[-1].startswith("gossamer: stopped after ")
+    assert "Traceback" not in out + err
+    assert len(pids) == 3
+    assert all_gone(pids)
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["interrupted"] is True
+    assert summary["loss"] is not None
+    assert (tmp_path / "run" / "model.safetensors").exists()
+    if method != "a2cid2":
+        # Nobody was left waiting in a step that the others never made.
+        assert summary["worker_steps"]["min"] == summary["worker_steps"]["max"]
+
+
+def test_workers_end_when_the_command_is_killed(running, tmp_path):
+    process = running(*LONG, "--method", "gossip")
+    pids = workers_of(tmp_path / "run")
+    process.kill()
+    process.communicate()
+    assert all_gone(pids, within_s=20)
+
+
+def test_a_killed_worker_is_started_again(running, tmp_path):
+    process = running(*LONG[:6], "400", *LONG[7:], "--method", "a2cid2", "--restart")
+    os.kill(workers_of(tmp_path / "run")[1], signal.SIGKILL)
+    _, err = process.communicate(timeout=60)
+    assert process.returncode == 0
+    assert "a2cid2: worker 1 gone (killed by SIGKILL); going on with 2" in err.splitlines()
+    assert "a2cid2: worker 1 started again" in err.splitlines()
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["workers_gone"] == []
+    assert summary["worker_reports"][1]["state"] == "done"
+    assert any("took over the weights" in news for news in summary["news"])
