@@ -5,6 +5,10 @@ with a background part there are two: ``weights``, which forward and backward re
 changes at any time; they meet only at the step boundary. During the optimizer's step the parameters are views of
 ``x``, so what the background did is under the update; after it they are views of ``weights`` again, which has
 received one copy.
+
+Where parameters are of several dtypes the vectors are of the widest. A narrower parameter cannot be a view of them: it
+keeps its own memory, is rounded from them, and what the optimizer changed in it is added to ``x``, which so keeps what
+averaging gives beyond its precision.
 """
 
 from __future__ import annotations
@@ -30,36 +34,60 @@ class Binding:
         (self.device,) = devices
         self.weights = torch.empty(self.flat.size, dtype=self.flat.dtype, device=self.device)
         self.flat.pack(dict(named), self.weights)
-        if any(part.dtype != self.flat.dtype for part in self.flat.parts):
-            raise InputError(
-                "the parameters are of several dtypes: expected one; keep them in float32 and use autocast"
-            )
         self.x = self.weights.clone() if two_vectors else self.weights
+        self.buffers = Flat.of_buffers(model)
         self._gradient: Tensor | None = None
         self._packed = False
-        self._weight_views = self._views(self.weights)
-        self._x_views = self._views(self.x)
-        self.show(self._weight_views)
+        pairs = list(zip(self.parameters, self.flat.parts, strict=True))
+        self._viewing = [(parameter, part) for parameter, part in pairs if part.dtype == self.flat.dtype]
+        self._rounded = [(parameter, part) for parameter, part in pairs if part.dtype != self.flat.dtype]
+        self._weight_views = [part.view(self.weights) for _, part in self._viewing]
+        self._x_views = [part.view(self.x) for _, part in self._viewing]
+        self._show(self._weight_views)
 
-    def _views(self, vector: Tensor) -> list[Tensor]:
-        return [part.view(vector) for part in self.flat.parts]
-
-    def show(self, views: list[Tensor]) -> None:
+    def _show(self, views: list[Tensor]) -> None:
         """Let the parameters be these views."""
         with torch.no_grad():
-            for parameter, view in zip(self.parameters, views, strict=True):
+            for (parameter, _), view in zip(self._viewing, views, strict=True):
                 parameter.data = view
 
     def enter_step(self) -> None:
         """Before the optimizer's step: it shall work on ``x``."""
         self._packed = False
+        self._settle_scaling()
         if self.two_vectors:
-            self.show(self._x_views)
+            self._show(self._x_views)
+
+    def updated(self) -> None:
+        """After the optimizer's update, before the method goes on with ``x``."""
+        for parameter, part in self._rounded:
+            view = part.view(self.x)
+            # In the order of addition that gives back the parameter itself where x holds nothing beyond its precision.
+            view.add_(parameter.detach().to(view.dtype) - view.to(parameter.dtype).to(view.dtype))
 
     def leave_step(self) -> None:
         """After the optimizer's step, once ``weights`` holds what the next gradient is taken at."""
         if self.two_vectors:
-            self.show(self._weight_views)
+            self._show(self._weight_views)
+        self._round(self.weights)
+
+    def _round(self, vector: Tensor) -> None:
+        with torch.no_grad():
+            for parameter, part in self._rounded:
+                parameter.copy_(part.view(vector))
+
+    def load_weights(self, vector: Tensor) -> None:
+        """Evaluate at ``vector`` from now on, until the next step ends."""
+        self.weights.copy_(vector)
+        self._round(self.weights)
+
+    def buffer_vector(self) -> Tensor:
+        """The floating-point buffers of the model as one vector, a copy."""
+        out = torch.empty(self.buffers.size, dtype=self.buffers.dtype, device=self.device)
+        return self.buffers.pack(dict(self.model.named_buffers()), out)
+
+    def load_buffers(self, vector: Tensor) -> None:
+        self.buffers.unpack(vector.to(self.device), dict(self.model.named_buffers()))
 
     def gradient(self) -> Tensor:
         """All gradients as one vector; zero where there is none. What is written to it reaches the optimizer."""
@@ -75,8 +103,9 @@ class Binding:
             self._packed = True
         return self._gradient
 
-    def hand_over_gradient(self) -> None:
-        """Give the optimizer the gradients as the method left them."""
+    def hand_over(self) -> None:
+        """Give the optimizer the parameters and gradients as the method left them."""
+        self._round(self.x)
         if self._packed and self._gradient is not None:
             for parameter, part in zip(self.parameters, self.flat.parts, strict=True):
                 view = part.view(self._gradient)
@@ -89,3 +118,18 @@ class Binding:
         """Let the optimizer's step do nothing: every torch optimizer passes over parameters without a gradient."""
         for parameter in self.parameters:
             parameter.grad = None
+
+    def _settle_scaling(self) -> None:
+        """A GradScaler leaves unscaling to optimizers that can do it (fused ones); the method needs it done before."""
+        scale = getattr(self.optimizer, "grad_scale", None)
+        if scale is not None:
+            for parameter in self.parameters:
+                if parameter.grad is not None:
+                    parameter.grad.div_(scale)
+            self.optimizer.grad_scale = None  # type: ignore[attr-defined]
+
+    @property
+    def skipped(self) -> bool:
+        """Whether a GradScaler has found this step's gradient not finite, and the optimizer is going to do nothing."""
+        found = getattr(self.optimizer, "found_inf", None)
+        return found is not None and bool(found)

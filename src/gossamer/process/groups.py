@@ -1,8 +1,9 @@
 """Averages over groups of workers, rebuilt among the survivors when a member leaves or comes back.
 
-A group has *generations*. In each, its members agree at the meeting point on who is present, and build process groups
-for that. When a communication fails, or a worker comes back, somebody asks for the next generation; everybody hears of
-it beside its training and says that it is there; those who say so in time are the members of that generation. A member
+Membership has *generations*. In each, the workers agree at the meeting point on who is present; whatever group a
+method averages over is then those of its members that are present, and process groups are built for that on first
+use. When a communication fails, or a worker comes back, somebody asks for the next generation; everybody hears of it
+beside its training and says that it is there; those who say so in time are the members of that generation. A member
 that is behind the others then takes over their state, so that all go on from the same place.
 """
 
@@ -23,17 +24,23 @@ from torch import Tensor
 
 from gossamer.process.beats import Beats
 from gossamer.process.deadline import Deadline
-from gossamer.process.gloo import make_group
+from gossamer.process.gloo import make_group, sever
 from gossamer.process.meeting_point import MeetingPoint
 
 POLL_S = 0.02
-BUILD_S = 10.0
+ALIGN_S = 60.0
+"""How long those present have to build the group in which they align, and to take over a state."""
 
-START, TRAIN, FINISH = "start", "train", "finish"
-"""Names of the group that begins the run, of those that train, and of the one that ends it."""
+STUCK_S = 1.0
+"""After so long in one communication a worker looks whether the others are alive."""
 
-FOREGROUND = "foreground"
-"""The lane of the training thread."""
+TRAIN, AVERAGED, FINISH = "train", "averaged", "finish"
+"""What groups are for: to begin the run and train; to look at the mean model; to end the run."""
+
+FOREGROUND, BACKGROUND, COURIER = "foreground", "background", "courier"
+"""Threads that communicate: the training's, the method's background part, and the one for what was started."""
+
+HEADER_LIMIT = 1 << 24
 
 
 class Void(Exception):
@@ -54,62 +61,68 @@ class State(Protocol):
     def position(self, lane: str) -> int:
         """How far this worker is, as the thread that uses ``lane`` sees it; −1 if it is new."""
 
-    def tensors(self) -> list[Tensor]:
-        """Everything that is taken over, in host memory, in one order on all workers."""
+    def portable(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Everything that is taken over: tensors in host memory, and facts that JSON can hold."""
 
-    def take(self, tensors: list[Tensor]) -> None:
+    def take(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
         """Go on from these."""
 
     def regrouped(self) -> None:
-        """The group has a new generation: drop what was under way in the old one."""
+        """There is a new generation: drop what was under way in the old one."""
 
 
-class Group:
-    """One group of workers, over its generations."""
+class Membership:
+    """Who is there for one purpose, over its generations, and the process groups among them."""
 
-    def __init__(self, groups: Groups, name: str, members: tuple[int, ...]) -> None:
-        self.groups, self.members = groups, members
-        self.until_done = name not in (START, FINISH)
-        """A worker that is done with its training has left this group."""
-        self.aligned = name in (START, TRAIN)
-        """Members of this group have to be at the same place before they go on."""
-        self.key = f"group/{name}/" + hashlib.sha1(",".join(map(str, members)).encode()).hexdigest()[:16]
+    def __init__(self, groups: Groups, purpose: str, owner: str) -> None:
+        self.groups, self.owner = groups, owner
+        self.until_done = purpose != FINISH
+        """A worker that is done with its training is not waited for."""
+        self.aligned = purpose == TRAIN
+        """Members have to be at the same place before they go on."""
+        self.key = f"group/{purpose}"
         self.generation = -1
         self.wanted = 0
         self.present: list[int] = []
         self.deadline = Deadline(first_s=300.0, least_s=10.0)
         self.given_up: Callable[[], bool] = lambda: False
-        """Whether there is no point in waiting for this group any more."""
+        """Whether there is no point in waiting for the others any more."""
         self._lanes: dict[str, Any] = {}
-        self._has_foreground = False
+        self._began: dict[str, float] = {}
         self._lock = threading.RLock()
 
-    def run(self, lane: str, communicate: Callable[[Any], list[dist.Work]]) -> list[int]:
-        """Communicate among those present, and again among the survivors if that fails; returns who took part."""
-        self._has_foreground |= lane == FOREGROUND
+    def run(
+        self, lane: str, communicate: Callable[[Any], list[dist.Work]], among: tuple[int, ...] | None = None
+    ) -> list[int]:
+        """Communicate with those of ``among`` (everybody) that are present; again, if that fails, among the survivors.
+
+        Returns who took part.
+        """
         while True:
             with self._lock:
                 if self.wanted > self.generation:
-                    if lane != FOREGROUND and self._has_foreground:
-                        # Those that train rebuild it, all at the same step.
+                    if lane != self.owner:
+                        # Its owner rebuilds it: where that is the training, all do it at the same step.
                         raise Aborted
                     self.regroup(lane)
-                generation, present = self.generation, self.present
-                if len(present) == 1:
-                    return present
-            began = time.monotonic()
+                generation = self.generation
+                present = [rank for rank in self.present if among is None or rank in among]
+            if len(present) == 1:
+                return present
+            self._began[lane] = began = time.monotonic()
             try:
-                lane_group = self._lane(lane, generation, present)
-                for work in communicate(lane_group):
+                for work in communicate(self._lane(lane, generation, present)):
                     work.wait(timedelta(seconds=self.deadline.seconds))
             except RuntimeError:
                 with self._lock:
                     if self.generation == generation:
-                        self._lanes.clear()
+                        self._let_go()
                         self.want(generation + 1)
-                    if self.groups.stopped():
-                        raise Stopped from None
+                if self.groups.stopped():
+                    raise Stopped from None
                 continue
+            finally:
+                self._began.pop(lane, None)
             self.deadline.observe(time.monotonic() - began)
             return present
 
@@ -117,6 +130,11 @@ class Group:
         """Ask everybody for this generation."""
         self.wanted = max(self.wanted, generation)
         self.groups.point.set(f"{self.key}/wanted", str(self.wanted))
+
+    def come_back(self) -> None:
+        """Ask for the generation after the present one, whichever that is."""
+        found = self.groups.point.get(f"{self.key}/wanted")
+        self.want(int(found) + 1 if found is not None else 1)
 
     def tend(self) -> None:
         """Hear of a generation that somebody asked for, and say that we are there; beside the training."""
@@ -128,12 +146,19 @@ class Group:
             self.want(self.generation + 1)
         if self.wanted > self.generation:
             self.groups.point.set(f"{self.key}/{self.wanted}/here/{self.groups.rank}", "1")
+        self._free_the_stuck()
+
+    def _free_the_stuck(self) -> None:
+        """End communications that wait for a member whose connection is up but who is not there any more."""
+        began = min(list(self._began.values()), default=float("inf"))
+        if time.monotonic() - began > STUCK_S and any(map(self.groups.beats.dead, self.present)):
+            self._let_go()
 
     def regroup(self, lane: str) -> None:
         """Agree with the others on who is there, and start afresh among them."""
-        first = self.generation < 0 and self.wanted == 0
         while True:
             generation = self.wanted
+            self._let_go()
             present = self._agree(generation)
             if self.wanted > generation:
                 continue
@@ -141,17 +166,18 @@ class Group:
                 self.want(generation + 1)
                 continue
             self.generation, self.present = generation, present
-            self._lanes.clear()
-            if len(present) == 1:
-                break
             try:
-                if self.aligned:
+                if self.aligned and len(present) > 1:
                     self._align(self._lane("align", generation, present), lane)
                 break
             except RuntimeError:
-                self._lanes.clear()
                 self.want(generation + 1)
-        self.deadline = Deadline(first_s=self.deadline.seconds if not first else 300.0, least_s=10.0)
+        # What an exchange usually takes has changed with who is there.
+        self.deadline = Deadline(first_s=self.deadline.seconds, least_s=10.0)
+        if self.aligned and generation > 0 and len(present) == 1:
+            self.groups.state.regrouped()
+        if self.aligned and generation > 0 and lane == FOREGROUND:
+            raise Void
 
     def _agree(self, generation: int) -> list[int]:
         point, rank = self.groups.point, self.groups.rank
@@ -163,9 +189,9 @@ class Group:
             found = point.get(f"{name}/members")
             if found is not None:
                 return list(json.loads(found))
-            here = [member for member in self.members if point.get(f"{name}/here/{member}") is not None]
-            gone = [member for member in self.members if member not in here and self._gone(member)]
-            if rank == min(here, default=-1) and len(here) + len(gone) == len(self.members):
+            here = [member for member in self.groups.everybody if point.get(f"{name}/here/{member}") is not None]
+            gone = [member for member in self.groups.everybody if member not in here and self._gone(member)]
+            if rank == min(here, default=-1) and len(here) + len(gone) == len(self.groups.everybody):
                 claimed = point.claim(f"{name}/members", json.dumps(here))
                 if claimed is not None:
                     return list(json.loads(claimed))
@@ -181,88 +207,123 @@ class Group:
         return done or self.groups.beats.dead(member)
 
     def _lane(self, lane: str, generation: int, present: list[int]) -> Any:
-        """The process group for one thread of communication in one generation."""
-        key = f"{generation}/{lane}"
+        """The process group of one thread of communication among ``present``; built when it is first used."""
+        key = f"{generation}/{lane}/" + hashlib.sha1(",".join(map(str, present)).encode()).hexdigest()[:16]
         if key not in self._lanes:
+            within_s = ALIGN_S if lane == "align" else self.deadline.seconds
+
+            def hopeless() -> bool:
+                return self.wanted > generation or self.groups.stopped() or any(map(self.groups.beats.dead, present))
+
+            store = self.groups.point.store(within_s, hopeless)
             place = present.index(self.groups.rank)
-            store = self.groups.point.store(BUILD_S)
-            self._lanes[key] = make_group(store, f"{self.key}/{key}", place, len(present), BUILD_S)
+            self._lanes[key] = make_group(store, f"{self.key}/{key}", place, len(present), within_s)
         return self._lanes[key]
+
+    def leave(self) -> None:
+        """Close the connections that are not in use."""
+        self._lanes = {}
+
+    def _let_go(self) -> None:
+        """Close all connections: whoever waits at their other ends, or here, notices."""
+        lanes, self._lanes = self._lanes, {}
+        for group in lanes.values():
+            if group.size() > 1:
+                sever(group, 1 - min(group.rank(), 1))
 
     def _align(self, group: Any, lane: str) -> None:
         """Let members that are behind take over the state of one that is not."""
         state = self.groups.state
         mine = torch.tensor([state.position(lane)])
         positions = [torch.zeros_like(mine) for _ in self.present]
-        group.allgather([positions], [mine]).wait(timedelta(seconds=BUILD_S))
+        group.allgather([positions], [mine]).wait(timedelta(seconds=ALIGN_S))
         steps = [int(position) for position in positions]
         ahead = max(steps)
         if self.generation > 0:
             state.regrouped()
         if min(steps) < ahead:
             self._level(group, steps.index(ahead), int(mine) < ahead)
-        if self.generation > 0 and lane == FOREGROUND:
-            raise Void
 
     def _level(self, group: Any, source: int, behind: bool) -> None:
         """Send the state of the member at ``source`` to those that are behind."""
-        state = self.groups.state
-        tensors = state.tensors()
-        for tensor in tensors:
+
+        def broadcast(tensor: Tensor) -> Tensor:
             options = dist.BroadcastOptions()
             options.rootRank, options.rootTensor = source, 0
-            group.broadcast([tensor], options).wait(timedelta(seconds=60))
+            group.broadcast([tensor], options).wait(timedelta(seconds=ALIGN_S))
+            return tensor
+
+        leads = group.rank() == source
+        tensors, facts = self.groups.state.portable() if leads else ({}, {})
+        header = _header(tensors, facts)
+        length = int(broadcast(torch.tensor([len(header)])))
+        if length > HEADER_LIMIT:
+            raise RuntimeError(f"a state's description of {length} bytes is too long")
+        text = (
+            torch.frombuffer(bytearray(header), dtype=torch.uint8) if leads else torch.empty(length, dtype=torch.uint8)
+        )
+        described = json.loads(bytes(broadcast(text).tolist()))
+        for name, (shape, dtype) in described["tensors"].items():
+            tensors[name] = broadcast(tensors[name] if leads else torch.empty(shape, dtype=getattr(torch, dtype)))
         if behind:
-            state.take(tensors)
+            self.groups.state.take(tensors, described["facts"])
+
+
+def _header(tensors: dict[str, Tensor], facts: dict[str, Any]) -> bytes:
+    layout = {name: (list(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in tensors.items()}
+    return json.dumps({"tensors": layout, "facts": facts}).encode()
 
 
 class Groups:
-    """All groups this worker is in."""
+    """All averages this worker takes part in."""
 
-    def __init__(self, rank: int, point: MeetingPoint, beats: Beats, state: State, stopped: Callable[[], bool]) -> None:
-        self.rank, self.point, self.beats, self.state, self.stopped = rank, point, beats, state, stopped
-        self._groups: dict[tuple[str, tuple[int, ...]], Group] = {}
-        self._lock = threading.Lock()
-
-    def group(self, members: tuple[int, ...], name: str = TRAIN) -> Group:
-        """The group of these members that is called ``name``."""
-        with self._lock:
-            key = (name, members)
-            if key not in self._groups:
-                self._groups[key] = Group(self, name, members)
-            return self._groups[key]
+    def __init__(
+        self,
+        rank: int,
+        workers: int,
+        point: MeetingPoint,
+        beats: Beats,
+        state: State,
+        owner: str,
+        stopped: Callable[[], bool],
+    ) -> None:
+        self.rank, self.everybody = rank, range(workers)
+        self.point, self.beats, self.state, self.stopped = point, beats, state, stopped
+        self.train = Membership(self, TRAIN, owner)
+        self.averaged = Membership(self, AVERAGED, FOREGROUND)
+        self.finish = Membership(self, FINISH, FOREGROUND)
 
     def tend(self) -> None:
-        """Hear what the other members want; beside the training."""
-        for group in list(self._groups.values()):
-            group.tend()
+        """Hear what the others want; beside the training."""
+        for membership in (self.train, self.averaged, self.finish):
+            membership.tend()
 
-    def mean(self, group: Group, lane: str, vector: Tensor) -> Tensor:
-        """The mean of ``vector`` over the members that are there, in host memory."""
+    def mean(
+        self, of: Membership, lane: str, vector: Tensor, among: tuple[int, ...] | None = None
+    ) -> tuple[Tensor, int]:
+        """The mean of ``vector`` over those of ``among`` that are there, in host memory, and how many they are."""
         out = torch.empty_like(vector)
 
-        def communicate(lane_group: Any) -> list[dist.Work]:
+        def communicate(group: Any) -> list[dist.Work]:
             out.copy_(vector)
-            return [lane_group.allreduce([out], dist.AllreduceOptions())]
+            return [group.allreduce([out], dist.AllreduceOptions())]
 
-        present = group.run(lane, communicate)
-        return out.copy_(vector) if len(present) == 1 else out.div_(len(present))
+        present = of.run(lane, communicate, among)
+        return (out.copy_(vector) if len(present) == 1 else out.div_(len(present))), len(present)
 
-    def gather(self, group: Group, lane: str, tensors: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
+    def gather(self, of: Membership, lane: str, tensors: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
         """Everybody's tensors, in rank order, in host memory."""
         collected: list[list[Tensor]] = []
 
-        def communicate(lane_group: Any) -> list[dist.Work]:
-            collected[:] = [[torch.empty_like(tensor) for _ in range(lane_group.size())] for tensor in tensors]
-            return [lane_group.allgather([out], [tensor]) for out, tensor in zip(collected, tensors, strict=True)]
+        def communicate(group: Any) -> list[dist.Work]:
+            collected[:] = [[torch.empty_like(tensor) for _ in range(group.size())] for tensor in tensors]
+            return [group.allgather([out], [tensor]) for out, tensor in zip(collected, tensors, strict=True)]
 
-        present = group.run(lane, communicate)
-        if len(present) == 1:
-            return [tensors]
-        return list(zip(*collected, strict=True))
+        present = of.run(lane, communicate)
+        return [tensors] if len(present) == 1 else list(zip(*collected, strict=True))
 
-    def close(self) -> None:
-        """Let go of all groups; the others notice and go on."""
+    def leave(self) -> None:
+        """Let go of all groups, once what is under way in them is over; the others notice and go on."""
         with contextlib.suppress(RuntimeError):
-            for group in self._groups.values():
-                group._lanes.clear()
+            for membership in (self.train, self.averaged, self.finish):
+                membership.leave()

@@ -1,0 +1,143 @@
+"""Exchanges in pairs, as a method's background part asks for them: ``Pair`` and ``Swap``."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from gossamer.effects import Pair, Swap
+from gossamer.process.deadline import Deadline
+from gossamer.process.edge import Edge, Lost
+from gossamer.process.groups import Stopped
+from gossamer.process.meeting_point import MeetingPoint
+from gossamer.process.metrics import Metrics
+from gossamer.process.neighbourhood import Neighbourhood
+from gossamer.process.pairing import Agreement, Pairing
+from gossamer.process.staging import Staging
+from gossamer.process.state import WorkerState
+from gossamer.seeds import stream
+
+ABSURD = 1e3
+"""A vector so many times longer than our own is refused."""
+
+
+class Exchanges:
+    """This worker's exchanges with its neighbours."""
+
+    def __init__(
+        self,
+        state: WorkerState,
+        neighbours: tuple[int, ...],
+        point: MeetingPoint,
+        staging: Staging,
+        counts: Metrics,
+        stopped: Callable[[], bool],
+    ) -> None:
+        self.state, self.worker, self.staging, self.counts = state, state.worker, staging, counts
+        rank = self.worker.rank
+        self.neighbourhood = Neighbourhood(rank, neighbours, point, self._hear)
+        self.pairing = Pairing(self.neighbourhood, stream(self.worker.seed, "pairing", rank), stopped)
+        self.done = False
+        """This worker makes no offers any more; it still accepts them."""
+        self.in_step = False
+        """The optimizer is at work: ``weights`` are written when it is through."""
+        self.tainted = False
+        """The gradient under way was taken at weights that were not finite."""
+        self._agreement: Agreement | None = None
+        self._deadline = Deadline(first_s=60.0, least_s=2.0)
+        self._next_offer = 0.0
+
+    @property
+    def longest_s(self) -> float:
+        """How long an exchange under way may take."""
+        return self._deadline.seconds
+
+    def _hear(self, peer: int, words: tuple[int, ...]) -> None:
+        self.pairing.hear(peer, words)
+
+    def pair(self, effect: Pair) -> int:
+        """The neighbour with whom the next exchange is agreed on."""
+        agreement = self.pairing.agree(self._until_offer)
+        if agreement is None:
+            raise Stopped
+        if agreement.offered:
+            # Half of a worker's exchanges are its own offers; it does not catch up on more than one.
+            gap = float(self.worker.rng.standard_exponential()) * 2 / effect.rate
+            self._next_offer = max(self._next_offer + gap, self.worker.time - 2 / effect.rate)
+        self._agreement = agreement
+        return agreement.peer
+
+    def _until_offer(self) -> float:
+        """Seconds until this worker's next offer is due."""
+        if self.pairing.fresh:
+            return 0.0
+        if self.done:
+            return float("inf")
+        return (self._next_offer - self.worker.time) * (self.worker.step_s or 0.1)
+
+    def swap(self, swap: Swap) -> Tensor | None:
+        """The peer's vector for ours; None if there is nothing to merge."""
+        agreement, edge = self._agreement, self.neighbourhood.edge(swap.peer)
+        if edge is None or agreement is None:
+            return None
+        sent = self.staging.to_host(swap.vector, "sent")
+        received = self.staging.host_buffer("received", sent)
+        buffers = None
+        began = time.monotonic()
+        try:
+            edge.swap(sent, received, self.longest_s)
+            self._deadline.observe(time.monotonic() - began)
+            if agreement.taken_from or self.pairing.fresh:
+                buffers = self._swap_buffers(edge)
+        except Lost:
+            return None
+        self.counts.bytes_sent += sent.numel() * sent.element_size()
+        if agreement.taken_from:
+            return None
+        ours, theirs = (float(torch.linalg.vector_norm(vector)) for vector in (sent, received))
+        sick = not ours < float("inf")
+        if not theirs <= ABSURD * (ours + 1.0) and not (sick and theirs < float("inf")):
+            self.counts.refused += 1
+            self.state.news.append(f"refused a message of worker {swap.peer}: not finite or absurdly large")
+            return None
+        if self.pairing.fresh or sick:
+            self._adopt(received, buffers, swap.peer, sick)
+            return None
+        self.counts.exchanges += 1
+        self.counts.consensus = float(torch.linalg.vector_norm(sent - received)) / 2**0.5
+        return self.staging.to_device(received)
+
+    def _swap_buffers(self, edge: Edge) -> Tensor:
+        """A worker that is new takes the peer's batch-norm statistics and such too."""
+        own = self.staging.to_host(self.state.binding.buffer_vector(), "buffers sent")
+        received = torch.empty_like(own)
+        if len(own):
+            edge.swap(own, received, self.longest_s)
+        return received
+
+    def _adopt(self, weights: Tensor, buffers: Tensor | None, peer: int, sick: bool) -> None:
+        """Take over a peer's weights."""
+        state = self.state
+        with state.lock, self.staging.beside_training():
+            state.binding.x.copy_(weights)
+            for vector in self.worker.vectors.values():
+                vector.zero_()
+            if buffers is not None:
+                state.binding.load_buffers(buffers)
+            if not self.in_step:
+                state.binding.load_weights(state.binding.x)
+            self.tainted = sick
+        why = "our weights were not finite" if sick else "joined"
+        state.news.append(f"{why}: took over the weights of worker {peer}")
+        self.pairing.fresh = state.new = False
+
+    def tend(self) -> None:
+        """Build and answer for edges; beside the training."""
+        self.neighbourhood.tend()
+
+    def close(self) -> None:
+        """Let go of all neighbours."""
+        self.neighbourhood.close()

@@ -1,0 +1,69 @@
+"""Between the device that trains and the host memory that travels.
+
+On the CPU they are the same. On CUDA, copies run on a stream of their own, through pinned buffers that are made once;
+whoever communicates waits for them, the training stream never does. The arithmetic of a method's background part is
+queued on the training stream, between two kernels of the training: that orders it with the optimizer's steps.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+
+class Staging:
+    """The way of tensors to and from host memory."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._cuda = device.type == "cuda"
+        self._pinned: dict[tuple[str, torch.Size, torch.dtype], Tensor] = {}
+        if self._cuda:
+            self._copies = torch.cuda.Stream(device)
+            self._training = torch.cuda.current_stream(device)
+
+    def training_here(self) -> None:
+        """Note the stream that the training uses now; called by its thread."""
+        if self._cuda:
+            self._training = torch.cuda.current_stream(self.device)
+
+    @contextlib.contextmanager
+    def beside_training(self) -> Iterator[None]:
+        """Queue what is computed inside behind what the training has queued so far; for other threads."""
+        if self._cuda:
+            with torch.cuda.stream(self._training):
+                yield
+        else:
+            yield
+
+    def host_buffer(self, name: str, like: Tensor) -> Tensor:
+        """A buffer in host memory for what ``name`` says; the same one every time."""
+        key = (name, like.shape, like.dtype)
+        if key not in self._pinned:
+            self._pinned[key] = torch.empty(like.shape, dtype=like.dtype, pin_memory=self._cuda)
+        return self._pinned[key]
+
+    def to_host(self, tensor: Tensor, name: str) -> Tensor:
+        """``tensor`` in host memory: itself if it is there, else in the buffer of that name."""
+        if tensor.device.type != "cuda":
+            return tensor
+        buffer = self.host_buffer(name, tensor)
+        self._copies.wait_stream(self._training)
+        with torch.cuda.stream(self._copies):
+            buffer.copy_(tensor, non_blocking=True)
+        self._copies.record_event().synchronize()
+        return buffer
+
+    def to_device(self, tensor: Tensor) -> Tensor:
+        """``tensor`` on the device: itself if it is there."""
+        if not self._cuda or tensor.device.type == "cuda":
+            return tensor
+        with torch.cuda.stream(self._copies):
+            arrived = tensor.to(self.device, non_blocking=True)
+        self._copies.record_event().synchronize()
+        # Made on one stream and used on another: its memory is free only when that one is through with it.
+        arrived.record_stream(self._training)
+        return arrived
