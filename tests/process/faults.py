@@ -95,11 +95,16 @@ def test_a_stopped_worker_of_a_group_is_passed_over_and_taken_back(method: str) 
     assert ends[0]["accuracy"] > 0.95
 
 
-def test_a_method_that_takes_nobody_back_says_so() -> None:
-    with RealWorkers(3, method="overlap", steps=400) as workers:
+@pytest.mark.parametrize("method", ["allreduce", "localsgd", "overlap", "lasgd", "divisible"])
+def test_a_restarted_worker_comes_back_to_its_group(method: str) -> None:
+    with RealWorkers(3, method=method, steps=600) as workers:
         for worker in workers:
             worker.step(50)
         workers.kill(1)
-        assert "takes nobody back" in workers.restart(1).at("refused")["why"]
-        ends = workers.finished([0, 2])
-    assert ends[0]["weights"] == ends[1]["weights"]
+        workers[0].step(100)
+        back = workers.restart(1)
+        back.until(lambda report: report.get("exchanges", 0) > 0, 20)
+        ends = workers.finished()
+    assert any("came back" in item for item in ends[1]["news"])
+    assert all(end["weights"] == ends[0]["weights"] for end in ends)
+    assert ends[0]["accuracy"] > 0.95

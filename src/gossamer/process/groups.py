@@ -202,7 +202,9 @@ class Membership:
             time.sleep(POLL_S)
 
     def _gone(self, member: int) -> bool:
-        """Whether ``member`` is dead, or done with its training."""
+        """Whether ``member``, who is another one, is dead or done with its training."""
+        if member == self.groups.rank:
+            return False
         done = self.until_done and self.groups.point.get(f"done/{member}") is not None
         return done or self.groups.beats.dead(member)
 
@@ -213,7 +215,7 @@ class Membership:
             within_s = ALIGN_S if lane == "align" else self.deadline.seconds
 
             def hopeless() -> bool:
-                return self.wanted > generation or self.groups.stopped() or any(map(self.groups.beats.dead, present))
+                return self.wanted > generation or self.groups.stopped() or any(map(self._gone, present))
 
             store = self.groups.point.store(within_s, hopeless)
             place = present.index(self.groups.rank)

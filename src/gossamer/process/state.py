@@ -39,7 +39,8 @@ class WorkerState:
     def portable(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         shared = [name for name in self.method.shared if name in self.method.shared_vectors]
         with self.lock:
-            tensors = {"x": self.binding.x, "buffers": self.binding.buffer_vector()}
+            tensors = {"x": self.binding.x}
+            tensors |= {f"buffer/{name}": buffer for name, buffer in self._buffers().items()}
             tensors |= {f"vector/{name}": self.worker.vector(name) for name in shared}
             facts: dict[str, Any] = {
                 "step": self.worker.step,
@@ -62,10 +63,11 @@ class WorkerState:
             )
         with self.lock:
             self.binding.x.copy_(tensors["x"])
-            self.binding.load_buffers(tensors["buffers"])
             for name, tensor in tensors.items():
                 kind, _, rest = name.partition("/")
-                if kind == "vector":
+                if kind == "buffer":
+                    self._buffers()[rest].copy_(tensor)
+                elif kind == "vector":
                     self.worker.vector(rest).copy_(tensor)
                 elif kind == "optimizer":
                     self._take_optimizer_state(rest, tensor)
@@ -82,6 +84,9 @@ class WorkerState:
         with self.lock:
             self.under_way.clear()
             self.method.regrouped(self.worker)
+
+    def _buffers(self) -> dict[str, Tensor]:
+        return dict(self.binding.model.named_buffers())
 
     def _optimizer_state(self) -> list[tuple[int, str, Any]]:
         state = self.binding.optimizer.state
@@ -117,7 +122,7 @@ class WorkerState:
                 "workers": self.worker.num_workers,
                 "step": self.worker.step,
                 "x": _kept(self.binding.x),
-                "buffers": _kept(self.binding.buffer_vector()),
+                "buffers": {name: _kept(buffer) for name, buffer in self._buffers().items()},
                 "vectors": {name: _kept(vector) for name, vector in self.worker.vectors.items()},
                 "scalars": dict(self.worker.scalars),
                 "rng": self.worker.rng.bit_generator.state,
@@ -152,7 +157,8 @@ class WorkerState:
         with self.lock:
             worker = self.worker
             self.binding.x.copy_(state["x"])
-            self.binding.load_buffers(state["buffers"])
+            for name, buffer in self._buffers().items():
+                buffer.copy_(state["buffers"][name])
             for name, vector in state["vectors"].items():
                 worker.vector(name, len(vector)).copy_(vector)
             worker.scalars.clear()

@@ -104,6 +104,7 @@ class Swarm:
             self.state.new = False
         except Stopped:
             self._come_back(owner)
+        self.groups.train.given_up = lambda: False
         self.beats.all_born = True
         for rank in self.groups.everybody:
             found = self.point.get(f"address/{rank}")
@@ -243,10 +244,10 @@ class Swarm:
         votes, _ = self.groups.mean(self.groups.finish, FOREGROUND, torch.tensor([float(counts)], dtype=torch.float64))
         for vector, load in ((x, self.binding.x.copy_), (buffers, self.binding.load_buffers)):
             if len(vector):
-                mine = vector if counts else torch.zeros_like(vector)
+                # Where nobody's weights count they all do: it is the best there is.
+                mine = vector if counts or not votes else torch.zeros_like(vector)
                 mean, _ = self.groups.mean(self.groups.finish, FOREGROUND, mine)
-                if float(votes) > 0:
-                    load(mean.div_(float(votes)))
+                load(mean.div_(float(votes) or 1.0))
 
     def _all_done(self) -> bool:
         """Whether every other worker alive is done with its training."""

@@ -1,0 +1,87 @@
+"""What a worker is can be kept and gone on from; parameters of several dtypes."""
+
+import copy
+
+import pytest
+import resume_script
+import torch
+from real_workers import RealWorkers
+from torch import nn
+
+import gossamer
+from gossamer.errors import InputError
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "in_flight"),
+    [
+        ("allreduce", {}, []),
+        ("localsgd", {"period": 3}, []),
+        ("overlap", {}, ["mix"]),
+        ("divisible", {"period": 4, "warmup": 2, "ratio": 4.0}, ["background"]),
+        ("divisible", {"period": 4, "warmup": 2, "ratio": 4.0, "compressor": "int8"}, ["background"]),
+    ],
+)
+def test_methods_that_wait_go_on_as_if_nothing_had_happened(
+    method: str, settings: dict[str, object], in_flight: list[str]
+) -> None:
+    order = {"method": method, "settings": settings, "half": 7, "whole": 16}
+    with RealWorkers(2, script=resume_script.train, **order) as workers:
+        for end in workers.finished():
+            assert end["in_flight"] == in_flight
+            assert end["resumed"] == end["in_one_go"]
+
+
+@pytest.mark.parametrize("method", ["gossip", "a2cid2", "lasgd"])
+def test_methods_that_do_not_wait_go_on_from_the_same_place(method: str) -> None:
+    model, optimizer = resume_script.model_and_optimizer(method)
+    swarm = gossamer.join(model, optimizer, method=method)
+    resume_script.advance(0, model, optimizer, range(5))
+    state, moments = swarm.state_dict(), copy.deepcopy(optimizer.state_dict())
+    resume_script.advance(0, model, optimizer, range(5, 9))
+    swarm.finish()
+    again, its_optimizer = resume_script.model_and_optimizer(method)
+    with gossamer.join(again, its_optimizer, method=method) as swarm:
+        its_optimizer.load_state_dict(moments)
+        swarm.load_state_dict(state)
+        resume_script.advance(0, again, its_optimizer, range(5, 9))
+    assert resume_script.weights(again) == resume_script.weights(model)
+
+
+def test_a_state_of_another_run_is_refused() -> None:
+    model, optimizer = resume_script.model_and_optimizer("gossip")
+    with gossamer.join(model, optimizer, method="gossip") as swarm:
+        state = swarm.state_dict()
+        with pytest.raises(InputError, match="method 'a2cid2', not 'gossip'"):
+            swarm.load_state_dict({**state, "method": "a2cid2"})
+        with pytest.raises(InputError, match="workers 3, not 1"):
+            swarm.load_state_dict({**state, "workers": 3})
+        with pytest.raises(InputError, match="trainable parameters"):
+            swarm.load_state_dict({**state, "x": torch.zeros(3)})
+        resume_script.advance(0, model, optimizer, range(1))
+        with pytest.raises(InputError, match="before the first step"):
+            swarm.load_state_dict(state)
+
+
+@pytest.mark.parametrize("method", ["allreduce", "gossip", "overlap", "a2cid2"])
+def test_one_worker_with_parameters_of_several_dtypes_trains_as_without_us(method: str) -> None:
+    def trained(join: bool) -> nn.Module:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 4).to(torch.bfloat16))
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+        swarm = gossamer.join(model, optimizer, method=method) if join else None
+        generator = torch.Generator().manual_seed(1)
+        for _ in range(20):
+            inputs = torch.randn(8, 6, generator=generator)
+            optimizer.zero_grad()
+            hidden = model[1](model[0](inputs))
+            (model[2](hidden.to(torch.bfloat16)).float() - inputs[:, :4]).square().mean().backward()
+            optimizer.step()
+        if swarm is not None:
+            swarm.finish()
+        return model
+
+    plain, ours = trained(join=False), trained(join=True)
+    for (name, expected), got in zip(plain.named_parameters(), ours.parameters(), strict=True):
+        assert got.dtype == expected.dtype, name
+        assert torch.equal(got, expected), name
