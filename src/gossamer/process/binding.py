@@ -54,7 +54,6 @@ class Binding:
     def enter_step(self) -> None:
         """Before the optimizer's step: it shall work on ``x``."""
         self._packed = False
-        self._settle_scaling()
         if self.two_vectors:
             self._show(self._x_views)
 
@@ -118,18 +117,3 @@ class Binding:
         """Let the optimizer's step do nothing: every torch optimizer passes over parameters without a gradient."""
         for parameter in self.parameters:
             parameter.grad = None
-
-    def _settle_scaling(self) -> None:
-        """A GradScaler leaves unscaling to optimizers that can do it (fused ones); the method needs it done before."""
-        scale = getattr(self.optimizer, "grad_scale", None)
-        if scale is not None:
-            for parameter in self.parameters:
-                if parameter.grad is not None:
-                    parameter.grad.div_(scale)
-            self.optimizer.grad_scale = None  # type: ignore[attr-defined]
-
-    @property
-    def skipped(self) -> bool:
-        """Whether a GradScaler has found this step's gradient not finite, and the optimizer is going to do nothing."""
-        found = getattr(self.optimizer, "found_inf", None)
-        return found is not None and bool(found)

@@ -19,6 +19,7 @@ from gossamer.process.groups import BACKGROUND, COURIER, FOREGROUND, Aborted, Gr
 from gossamer.process.metrics import Metrics
 from gossamer.process.staging import Staging
 from gossamer.process.state import WorkerState
+from gossamer.process.step_call import overflowed, prepare
 
 WAKE_S = 0.1
 """How often a thread that waits for steps looks whether training has stopped."""
@@ -48,6 +49,7 @@ class Driver:
         self._couriers: ThreadPoolExecutor | None = None
         self._thread: threading.Thread | None = None
         self._hooks = [
+            self.binding.optimizer.register_step_pre_hook(prepare),
             self.binding.optimizer.register_step_pre_hook(lambda *_: self.before_step()),
             self.binding.optimizer.register_step_post_hook(lambda *_: self.after_step()),
         ]
@@ -56,7 +58,7 @@ class Driver:
 
     def before_step(self) -> None:
         """The optimizer is about to make its step."""
-        if self.ended:
+        if self.ended or overflowed(self.binding.optimizer):
             return
         exchanges = self.exchanges
         if exchanges.in_step:
@@ -68,9 +70,8 @@ class Driver:
         exchanges.in_step, self._void = True, False
         self.lock.acquire()
         self.binding.enter_step()
-        if exchanges.tainted or self.binding.skipped:
-            # This gradient was taken at weights that were not finite, and others are in their place by now; or it
-            # is not finite itself, which a GradScaler has found.
+        if exchanges.tainted:
+            # This gradient was taken at weights that were not finite; others are in their place by now.
             exchanges.tainted, self._void = False, True
             self.binding.no_update()
             return
