@@ -174,9 +174,12 @@ class Membership:
                 self.want(generation + 1)
         # What an exchange usually takes has changed with who is there.
         self.deadline = Deadline(first_s=self.deadline.seconds, least_s=10.0)
-        if self.aligned and generation > 0 and len(present) == 1:
+        if not self.aligned or generation == 0:
+            return
+        if len(present) == 1:
+            # Alone there is nobody to be level with: the step goes on.
             self.groups.state.regrouped()
-        if self.aligned and generation > 0 and lane == FOREGROUND:
+        elif lane == FOREGROUND:
             raise Void
 
     def _agree(self, generation: int) -> list[int]:
