@@ -111,5 +111,5 @@ class Edge:
         """Give the edge up; the peer notices."""
         if self.open:
             self.open = False
-            sever(self._group, self._other)
+            sever(self._group)
             self._lost(self)

@@ -36,10 +36,12 @@ def make_group(store: dist.Store, name: str, rank: int, size: int, timeout_s: fl
     return dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, options)
 
 
-def sever(group: Any, other: int) -> None:
-    """Close the connection to member ``other``, so that both sides notice.
+def sever(group: Any) -> None:
+    """Close the connections to all other members, so that they and we notice.
 
     Gloo has no call for it; a receive that times out does it.
     """
-    with contextlib.suppress(RuntimeError):
-        group.recv([torch.zeros(1)], other, _NEVER_SENT).wait(timedelta(milliseconds=1))
+    for other in range(group.size()):
+        if other != group.rank():
+            with contextlib.suppress(RuntimeError):
+                group.recv([torch.zeros(1)], other, _NEVER_SENT).wait(timedelta(milliseconds=1))

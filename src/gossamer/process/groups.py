@@ -28,8 +28,14 @@ from gossamer.process.gloo import make_group, sever
 from gossamer.process.meeting_point import MeetingPoint
 
 POLL_S = 0.02
+BUILD_S = 10.0
+"""How long it may take to build a process group whose members are all ready."""
+
 ALIGN_S = 60.0
-"""How long those present have to build the group in which they align, and to take over a state."""
+"""How long it may take to send a state."""
+
+LOOK_S = 0.3
+"""How often a worker that waits for others to be ready looks whether they are still there."""
 
 STUCK_S = 1.0
 """After so long in one communication a worker looks whether the others are alive."""
@@ -111,8 +117,7 @@ class Membership:
                 return present
             self._began[lane] = began = time.monotonic()
             try:
-                for work in communicate(self._lane(lane, generation, present)):
-                    work.wait(timedelta(seconds=self.deadline.seconds))
+                self._wait(communicate(self._lane(lane, generation, present)))
             except RuntimeError:
                 with self._lock:
                     if self.generation == generation:
@@ -125,6 +130,10 @@ class Membership:
                 self._began.pop(lane, None)
             self.deadline.observe(time.monotonic() - began)
             return present
+
+    def _wait(self, works: list[dist.Work]) -> None:
+        for work in works:
+            work.wait(timedelta(seconds=self.deadline.seconds))
 
     def want(self, generation: int) -> None:
         """Ask everybody for this generation."""
@@ -215,15 +224,26 @@ class Membership:
         """The process group of one thread of communication among ``present``; built when it is first used."""
         key = f"{generation}/{lane}/" + hashlib.sha1(",".join(map(str, present)).encode()).hexdigest()[:16]
         if key not in self._lanes:
-            within_s = ALIGN_S if lane == "align" else self.deadline.seconds
-
-            def hopeless() -> bool:
-                return self.wanted > generation or self.groups.stopped() or any(map(self._gone, present))
-
-            store = self.groups.point.store(within_s, hopeless)
+            name = f"{self.key}/{key}"
+            self._gather(name, generation, present)
             place = present.index(self.groups.rank)
-            self._lanes[key] = make_group(store, f"{self.key}/{key}", place, len(present), within_s)
+            self._lanes[key] = make_group(self.groups.point.store(BUILD_S), name, place, len(present), BUILD_S)
         return self._lanes[key]
+
+    def _gather(self, name: str, generation: int, present: list[int]) -> None:
+        """Wait until all are ready to build: gloo itself cannot be told that somebody is not going to come."""
+        point, began, late = self.groups.point, time.monotonic(), present
+        looked = began
+        while late:
+            point.set(f"{name}/ready/{self.groups.rank}", "1")
+            late = [member for member in late if point.get(f"{name}/ready/{member}") is None]
+            now = time.monotonic()
+            if late and now - looked > LOOK_S:
+                looked = now
+                if self.wanted > generation or self.groups.stopped() or any(map(self._gone, late)):
+                    raise RuntimeError(f"workers {late} are not going to come")
+            if late:
+                time.sleep(POLL_S)
 
     def leave(self) -> None:
         """Close the connections that are not in use."""
@@ -233,8 +253,7 @@ class Membership:
         """Close all connections: whoever waits at their other ends, or here, notices."""
         lanes, self._lanes = self._lanes, {}
         for group in lanes.values():
-            if group.size() > 1:
-                sever(group, 1 - min(group.rank(), 1))
+            sever(group)
 
     def _align(self, group: Any, lane: str) -> None:
         """Let members that are behind take over the state of one that is not."""

@@ -32,27 +32,22 @@ class _PolledStore(dist.Store):
     are opened at once some take seconds. This one asks again and again over the connection there is.
     """
 
-    def __init__(self, point: MeetingPoint, within_s: float, hopeless: Callable[[], bool]) -> None:
+    def __init__(self, point: MeetingPoint, within_s: float) -> None:
         super().__init__()
-        self._point, self._within_s, self._hopeless = point, within_s, hopeless
+        self._point, self._within_s = point, within_s
 
     def set(self, key: str, value: Any) -> None:
         if not self._point.set(key, value):
             raise RuntimeError("the meeting point is out of reach")
 
     def get(self, key: str) -> bytes:
-        began = time.monotonic()
-        looked = began
-        while time.monotonic() - began < self._within_s:
+        until = time.monotonic() + self._within_s
+        while time.monotonic() < until:
             found = self._point.get(key)
             if found is not None:
                 return found
             time.sleep(POLL_S)
-            if time.monotonic() - looked > RETRY_S:
-                looked = time.monotonic()
-                if self._hopeless():
-                    break
-        raise RuntimeError(f"nobody came to {key} in {time.monotonic() - began:.1f} s")
+        raise RuntimeError(f"nobody came to {key} in {self._within_s} s")
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         for key in keys:
@@ -90,9 +85,9 @@ class MeetingPoint:
         self._own = own
         return host, own.port
 
-    def store(self, within_s: float, hopeless: Callable[[], bool] = lambda: False) -> dist.Store:
-        """A store for building a process group, whose members it waits for at most so long, unless that is hopeless."""
-        return _PolledStore(self, within_s, hopeless)
+    def store(self, within_s: float) -> dist.Store:
+        """A store for building a process group, whose members it waits for at most so long."""
+        return _PolledStore(self, within_s)
 
     def get(self, key: str) -> bytes | None:
         return self._ask(lambda store: store.get(self.prefix + key) if store.check([self.prefix + key]) else None)
