@@ -30,6 +30,7 @@ from gossamer.train.checkpoint import Keeper, find_checkpoint
 from gossamer.train.conduct import Keep, Show, launch, take_part
 from gossamer.train.launch import MeetingPlace, hearing_stops, warm_up
 from gossamer.train.order import DEFAULT_WORKERS, SIMULATED, Order, real_settings
+from gossamer.train.report import DONE
 from gossamer.train.result import Result, point_of
 from gossamer.virtual.simulation import Point, plain
 
@@ -266,6 +267,10 @@ def _ending(asked: _Asked, results: list[Result]) -> int:
             lower = f"try a smaller --lr than {order.values['lr']:g}"
             print(f"gossamer: {result.method} diverged ({where}): {lower}{kept}", file=sys.stderr)
             code = 2
+        for report in result.reports:
+            if report.state == DONE and report.error:
+                print(f"gossamer: {report.error}", file=sys.stderr)
+                code = 2
         if result.failed:
             print(f"gossamer: {result.method}: {result.failed}{kept if result.begun else ''}", file=sys.stderr)
             code = 1

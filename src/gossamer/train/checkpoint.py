@@ -133,9 +133,11 @@ class Keeper:
         """``ranks`` are the workers that are there: what they have all written is complete."""
         if not self.folder.is_dir() or not ranks:
             return
-        for path in list(self.folder.iterdir()):
-            known = not path.name.isdigit() or (path / COMPLETE).exists()
-            if not known and all(worker_file(path, rank).exists() for rank in ranks):
+        moments = sorted(
+            (path for path in self.folder.iterdir() if path.name.isdigit()), key=lambda path: int(path.name)
+        )
+        for path in moments:
+            if not (path / COMPLETE).exists() and all(worker_file(path, rank).exists() for rank in ranks):
                 write_json(path / COMPLETE, {"ranks": ranks, "every": self.every})
                 self._clear()
 

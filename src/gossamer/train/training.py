@@ -129,7 +129,8 @@ class Training:
         assert self.swarm is not None
         c = self.run.config
         if not self.lockstep:
-            earlier = self.checkpoint.total_made(c.workers) if self.checkpoint is not None else 0
+            # A worker that goes on has told the swarm what was made before; to one that starts anew it is new.
+            earlier = 0 if self.checkpoint is None or self.goes_on else self.checkpoint.total_made(c.workers)
             yield from self.swarm.batches(itertools.repeat(None), total_steps=c.steps * c.workers - earlier)
         while self.lockstep and self.made < c.steps:
             yield None
@@ -152,9 +153,9 @@ class Training:
         task = self.run.task
         if task.start is not None and self.swarm is not None:
             away = torch.as_tensor(task.start(self.place.rank, stream(self.run.config.seed, "start", self.place.rank)))
-            with self.swarm._lock:
-                for vector in {id(v): v for v in (self.swarm.binding.x, self.swarm.binding.weights)}.values():
-                    vector.add_(away.to(vector))
+            with self.swarm.state.lock:
+                x = self.swarm.binding.x
+                self.swarm.binding.load_weights(x.add_(away.to(x)))
 
     # Checkpoints
 
@@ -206,9 +207,11 @@ class Training:
     def _go_on(self, state: dict[str, Any]) -> None:
         """Be what this worker was."""
         assert self.swarm is not None
+        assert self.checkpoint is not None
         try:
             self.job.model.load_state_dict(state["model"])
-            self.swarm.load_state_dict(state["swarm"])
+            # The same count for all: what each of them saw of it differs by what was under way.
+            self.swarm.load_state_dict({**state["swarm"], "batches": self.checkpoint.total_made(self.place.workers)})
             self.job.optimizer.load_state_dict(state["optimizer"])
         except (RuntimeError, ValueError, KeyError) as error:
             raise self._unfit(error) from None
@@ -249,7 +252,10 @@ class Training:
         self.report.state = DONE
         folder = self.order.path
         if folder is not None and self.board.agree("model", self.place.rank) == self.place.rank:
-            save_model(folder, self.job.weights(), self._facts())
+            try:
+                save_model(folder, self.job.weights(), self._facts())
+            except InputError as error:
+                self.report.error = str(error)
 
     def _facts(self) -> dict[str, str]:
         c = self.run.config
