@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.virtual.rows import PENDING_LIMIT, Row, Tape
+from gossamer.virtual.rows import Row
+from gossamer.virtual.tape import PENDING_LIMIT, Tape
 
 WORKERS, WIDTH = 6, 3
 CPU = torch.device("cpu")
@@ -20,20 +21,20 @@ class Both:
         self.tape.run_gradients, self.tape.run_updates = self.run_gradients, self.run_updates
         for matrix, scale in ((self.x, 1.0), (self.g, 10.0)):
             matrix.data.copy_(scale * torch.randn(WORKERS, width, generator=torch.Generator().manual_seed(int(scale))))
-        self.rows = [Row(self.tape, matrix, i) for matrix in (self.x, self.g) for i in range(WORKERS)]
+        self.rows = [Row(self.tape, matrix.slots[i]) for matrix in (self.x, self.g) for i in range(WORKERS)]
         self.plain = [matrix.data[i].clone() for matrix in (self.x, self.g) for i in range(WORKERS)]
 
-    def run_gradients(self, bucket):
-        for rank, job in zip(bucket.rows, bucket.others, strict=True):
-            point = bucket.target.data[rank]
+    def run_gradients(self, batch):
+        for rank, job in zip(batch.rows, batch.jobs, strict=True):
+            point = batch.target.data[rank]
             point.copy_(self.gradient_of(point, job))
 
     @staticmethod
     def gradient_of(point, job):
         return torch.sin(point) + job
 
-    def run_updates(self, bucket):
-        for rank, lr in zip(bucket.rows, bucket.numbers, strict=True):
+    def run_updates(self, batch):
+        for rank, lr in zip(batch.rows, batch.jobs, strict=True):
             self.x.data[rank] -= lr * self.g.data[rank]
 
     def temporary(self, row, plain):
@@ -177,8 +178,8 @@ def test_temporaries_are_given_back():
         snapshot = both.rows[k % WORKERS].clone()
         both.rows[(k + 1) % WORKERS].lerp_(snapshot, 0.5)
         del snapshot
-    (pool,) = both.tape._pools.values()
-    assert len(pool.matrix.data) <= 2 * WORKERS
+    (shelf,) = both.tape._shelves.values()
+    assert len(shelf.free) <= 2 * WORKERS
 
 
 def test_a_view_of_a_temporary_outlives_it():

@@ -10,15 +10,15 @@ term cancels out of ``z``, so the optimizer touches only ``x`` and any optimizer
 
     advance to now:  c = (1 − e^(−2ηΔ)) / 2 ;  x += c·z ;  z *= 1 − 2c       Δ: time since this worker's last event
     gradient:        at x advanced to now ;  Update(x)
-    exchange:        advance ;  s = x ;  send s, receive s' ;  advance ;
+    exchange:        s = x advanced to now ;  send s, receive s' ;  advance ;
                      x −= ½ (s − s') ;  z −= (α̃ − ½)(s − s')
 
 A gradient does not touch ``z``, so (weight decay apart) its update commutes with advancing: it is evaluated at the
-advanced parameters, but only an exchange writes the advance down, which spares the training one pass over ``x`` and two
-over ``z`` per step.
+advanced parameters, and so is the snapshot taken, but the advance is only written down when an exchange ends, which
+spares the training several passes over ``x`` and ``z``.
 
-Both peers advance *before* they take the snapshot and both use the same difference; exchanging first and advancing
-afterwards makes the difference lopsided and loses about half of the acceleration.
+The snapshots of both peers are advanced *before* they travel and both use the same difference; exchanging first and
+advancing afterwards makes the difference lopsided and loses about half of the acceleration.
 
 ``η = 1/(2√(χ1 χ2))`` and ``α̃ = ½ √(χ1/χ2)`` come from the graph and the exchange rate (``gossamer.topology``), α = ½.
 On graphs where χ1 = χ2 (complete) it is plain gossip.
@@ -63,25 +63,23 @@ class A2CiD2(Method):
         constants = topology.constants(config.rate)
         self.eta, self.alpha_tilde = constants.eta, constants.alpha_tilde
 
-    def drifted(self, worker: Worker, now: float) -> float:
-        """The share of ``z`` that has flowed into ``x`` since the worker was last advanced."""
-        return drift(self.eta, now - worker.scalars.setdefault("advanced_to", now))
+    def carry(self, worker: Worker, x: Tensor) -> float:
+        """Let the share of ``z`` that has flowed since the worker was last advanced flow into ``x``; the share."""
+        now = worker.time
+        c = drift(self.eta, now - worker.scalars.setdefault("advanced_to", now))
+        if c > 0.0:
+            x.add_(worker.vector("z"), alpha=c)
+        return c
 
     def advance(self, worker: Worker) -> None:
         """Let the momentum act up to now."""
-        now = worker.time
-        c = self.drifted(worker, now)
-        worker.scalars["advanced_to"] = now
+        c = self.carry(worker, worker.x)
+        worker.scalars["advanced_to"] = worker.time
         if c > 0.0:
-            z = worker.vector("z")
-            worker.x.add_(z, alpha=c)
-            z.mul_(1.0 - 2.0 * c)
+            worker.vector("z").mul_(1.0 - 2.0 * c)
 
     def point(self, worker: Worker, out: Tensor) -> None:
-        out.copy_(worker.x)
-        c = self.drifted(worker, worker.time)
-        if c > 0.0:
-            out.add_(worker.vector("z"), alpha=c)
+        self.carry(worker, out.copy_(worker.x))
 
     def finish(self, worker: Worker) -> Asking:
         self.advance(worker)
@@ -91,8 +89,8 @@ class A2CiD2(Method):
         beyond = self.alpha_tilde - 0.5
         while True:
             peer = yield Pair(self.rate)
-            self.advance(worker)
             sent = worker.snapshot()
+            self.carry(worker, sent)
             received = yield Swap(sent, peer)
             self.advance(worker)
             if received is not None:

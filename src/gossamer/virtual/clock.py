@@ -14,6 +14,7 @@ from typing import Protocol
 
 import numpy as np
 
+from gossamer.seeds import Ahead, exponentials
 from gossamer.topology import Topology
 from gossamer.virtual.hardware import Compute, HardwareConfig, Layout
 from gossamer.virtual.network import Later, Network
@@ -45,9 +46,10 @@ class Ideal:
     def __init__(self, lockstep: bool) -> None:
         self.lockstep = lockstep
         self.instant = not lockstep
+        self.gaps = Ahead(exponentials)
 
     def gradient_time(self, rank: int, rng: np.random.Generator) -> float:
-        return 1.0 if self.lockstep else float(rng.standard_exponential())
+        return 1.0 if self.lockstep else self.gaps.next(rank, rng)
 
     def mean_gradient_time(self, rank: int) -> float:
         return 1.0
@@ -68,11 +70,9 @@ class Hardware:
 
     def __init__(self, config: HardwareConfig, workers: int, later: Later) -> None:
         self.compute = Compute(config.compute, config.straggler, workers)
+        self.gradient_time = Ahead(self.compute.draw_many).next
         network = Network(Layout(config, workers), workers, later)
         self.swap, self.mean, self.gather = network.swap, network.mean, network.gather
-
-    def gradient_time(self, rank: int, rng: np.random.Generator) -> float:
-        return self.compute.draw(rank, rng)
 
     def mean_gradient_time(self, rank: int) -> float:
         return self.compute.mean(rank)

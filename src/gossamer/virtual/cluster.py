@@ -20,7 +20,7 @@ from gossamer.methods import Method
 from gossamer.recording import Recorder
 from gossamer.seeds import stream
 from gossamer.topology import Topology
-from gossamer.virtual.buckets import GATHER_BYTES, Bucket, Matrix
+from gossamer.virtual.blocks import GATHER_BYTES
 from gossamer.virtual.clock import Clock, Done, Hardware, Ideal
 from gossamer.virtual.events import ARRIVE, BEGIN, END, LOOK, Events
 from gossamer.virtual.gradients import Evaluator
@@ -28,7 +28,8 @@ from gossamer.virtual.hardware import HardwareConfig, parse_ranked
 from gossamer.virtual.meeting import Meeting, Meetings
 from gossamer.virtual.network import Later
 from gossamer.virtual.pairing import ReadyPairing, SpikePairing
-from gossamer.virtual.rows import Row, Tape, dense
+from gossamer.virtual.rows import Row, dense
+from gossamer.virtual.tape import Batch, Matrix, Tape
 from gossamer.virtual.updates import MakeOptimizer, OneByOne, Updates, batched
 from gossamer.virtual.worker import Strand, VirtualWorker
 
@@ -267,10 +268,11 @@ class Cluster:
             self.joining = [pair for pair in self.joining if pair[1] is not worker]
         self._next_gradient(worker)
 
-    def _run_gradients(self, bucket: Bucket) -> None:
-        ranks, batches = bucket.rows, [batch for batch, _ in bucket.others]
-        self.losses.append(self.evaluator.gradients(bucket.target.data, ranks, bucket.index, batches))
-        self._jobs += [(rank, batch, time) for rank, (batch, time) in zip(ranks, bucket.others, strict=True)]
+    def _run_gradients(self, batch: Batch) -> None:
+        if batch.whole:
+            batch.sort()
+        self.losses.append(self.evaluator.gradients(batch.target.data, batch.rows, [step for step, _ in batch.jobs]))
+        self._jobs += [(rank, step, time) for rank, (step, time) in zip(batch.rows, batch.jobs, strict=True)]
 
     def take_losses(self) -> float | None:
         """The mean training loss since this was last asked; raises ``Diverged`` if one was not finite."""
@@ -310,6 +312,15 @@ class Cluster:
             if isinstance(effect, Update):
                 if self.evaluator.task.gradients:
                     self.tape.update(worker.x, worker.gradient, self.lr(worker))
+            elif isinstance(effect, Pair):
+                self.pairing.ask(self.events.now, strand, effect.rate)
+                return
+            elif isinstance(effect, Swap):
+                self._swap(strand, effect)
+                return
+            elif isinstance(effect, (Mean, Gather)):
+                self.meetings.come(worker, effect, partial(self._merge, strand, worker.step))
+                return
             elif isinstance(effect, Steps):
                 if effect.count > 0:
                     worker.sleeping.append((worker.step + effect.count, strand))
@@ -323,15 +334,6 @@ class Cluster:
                     return
                 answer = effect.ticket.answer
                 self._merging(worker, effect.ticket.since_step)
-            elif isinstance(effect, (Mean, Gather)):
-                self.meetings.come(worker, effect, partial(self._merge, strand, worker.step))
-                return
-            elif isinstance(effect, Pair):
-                self.pairing.ask(self.events.now, strand, effect.rate)
-                return
-            elif isinstance(effect, Swap):
-                self._swap(strand, effect)
-                return
             else:
                 raise TypeError(f"{self.method.name} yielded {effect!r}, which is not an effect")
 
@@ -366,10 +368,9 @@ class Cluster:
         own = self.swaps[rank, peer] = (strand, swap, strand.worker.step)
         if other is None:
             return
-        size = swap.vector.numel() * swap.vector.element_size()
-        for worker in (strand.worker, other[0].worker):
-            worker.bytes_sent += size
-        began = self.events.now
+        size, began = _size_bytes(swap.vector), self.events.now
+        strand.worker.bytes_sent += size
+        other[0].worker.bytes_sent += size
         self.clock.swap(began, rank, peer, size, partial(self._swapped, first=other, second=own, began=began))
 
     def _swapped(
@@ -432,7 +433,7 @@ class Cluster:
         """The row of the method's vectors called ``name``."""
         if name not in self._named:
             self._named[name] = self.tape.matrix(self.evaluator.flat.size if size is None else size)
-        return Row(self.tape, self._named[name], rank)
+        return Row(self.tape, self._named[name].slots[rank])
 
     def setting(self, name: str, worker: VirtualWorker) -> Any:
         """A hyper-parameter of the worker's optimizer now."""

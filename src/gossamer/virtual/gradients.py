@@ -100,13 +100,15 @@ class Evaluator:
         out = torch.empty(self.flat.size, dtype=self.flat.dtype, device=self.device)
         return self.flat.pack(dict(self.model.named_parameters()), out)
 
-    def gradients(self, points: Tensor, ranks: list[int], index: Tensor, steps: list[int]) -> Tensor:
+    def gradients(self, points: Tensor, ranks: list[int], steps: list[int]) -> Tensor:
         """Replace rows ``ranks`` of ``points`` by the gradients there, for mini-batch ``steps``; returns the losses.
 
-        ``index`` is ``ranks`` on the device; if these are all rows, they are in order.
+        If these are all rows, they are in order.
         """
         if self._compute is None:
             self._compute = self._make_way(points)
+        # Not blocking: the CPU goes on while the GPU is busy. The copy has left the array when the call returns.
+        index = torch.from_numpy(np.array(ranks)).to(self.device, non_blocking=True)
         losses = []
         for at in range(0, len(ranks), self.chunk):
             some = slice(at, at + self.chunk)

@@ -131,14 +131,21 @@ class Compute:
 
     def draw(self, rank: int, rng: np.random.Generator) -> float:
         """The time of this worker's next gradient, in seconds."""
+        return self.draw_many(rank, rng, 1)[0]
+
+    def draw_many(self, rank: int, rng: np.random.Generator, count: int) -> list[float]:
+        """The times of this worker's next gradients, in seconds."""
+        mean = self.mean(rank)
         if self.kind == "constant":
-            return self.mean(rank)
+            return [mean] * count
         if self.kind == "lognormal":
-            # exp(N(−σ²/2, σ)) has mean 1.
-            return self.mean(rank) * math.exp(self.sigma * (rng.standard_normal() - self.sigma / 2))
+            # exp(N(−σ²/2, σ)) has mean 1. Not numpy's exp, whose last bit depends on the machine.
+            half = self.sigma / 2
+            return [mean * math.exp(self.sigma * (normal - half)) for normal in rng.standard_normal(count).tolist()]
         if self.kind == "exponential":
-            return self.mean(rank) * rng.standard_exponential()
-        return float(self.factor[rank] * self.sample[rng.integers(len(self.sample))])
+            return [mean * number for number in rng.standard_exponential(count).tolist()]
+        times: list[float] = (self.factor[rank] * self.sample[rng.integers(len(self.sample), size=count)]).tolist()
+        return times
 
 
 def _read_sample(path: str) -> np.ndarray:

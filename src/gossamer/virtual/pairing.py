@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
+from gossamer.seeds import Ahead, exponentials
 from gossamer.topology import Topology
 from gossamer.virtual.clock import Edges
 from gossamer.virtual.events import ARRIVE, Events
@@ -65,6 +66,7 @@ class ReadyPairing:
         self.waiting: dict[int, Strand] = {}
         """Ready workers, the longest-waiting first."""
         self.due: dict[int, float] = {}
+        self.gaps = Ahead(exponentials)
         self._since: dict[int, int] = {}
         self._num_waits = 0
         self._neighbours: dict[int, tuple[int, ...]] = {}
@@ -78,7 +80,7 @@ class ReadyPairing:
     def ask(self, now: float, strand: Strand, rate: float) -> None:
         worker = strand.worker
         unit = worker.gradient_time / rate
-        due = self.due.get(worker.rank, now) + unit * worker.pairing_rng.standard_exponential()
+        due = self.due.get(worker.rank, now) + unit * self.gaps.next(worker.rank, worker.pairing_rng)
         due = max(due, now - MAX_ARREARS * unit)
         self.due[worker.rank] = due
         self.events.at(max(due, now), ARRIVE, self._ready, strand)

@@ -17,7 +17,7 @@ from torch.func import vmap
 
 from gossamer.flat import Flat
 from gossamer.tasks import Task
-from gossamer.virtual.buckets import scatter
+from gossamer.virtual.blocks import scatter
 
 LANES = 4
 """Workers whose gradients a captured graph computes side by side."""

@@ -39,8 +39,8 @@ class VirtualWorker:
         self.compute_rng = stream(cluster.seed, "compute", rank)
         self.pairing_rng = stream(cluster.seed, "pairing", rank)
         self.gradient_time = cluster.clock.mean_gradient_time(rank)
-        self.x: Any = Row(cluster.tape, cluster.parameters, rank)
-        self.gradient: Any = Row(cluster.tape, cluster.gradients, rank)
+        self.x: Any = Row(cluster.tape, cluster.parameters.slots[rank])
+        self.gradient: Any = Row(cluster.tape, cluster.gradients.slots[rank])
         self.alive = True
         self.turn = 0
         """Goes up with every gradient and every death: what was planned for an earlier turn does not happen."""

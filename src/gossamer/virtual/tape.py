@@ -1,0 +1,224 @@
+"""The tape: operations on workers' vectors, written down in the order in which they happen, executed in larger pieces.
+
+Simulated time never depends on the numbers in a vector, so the cluster may run ahead of the arithmetic: an in-place
+operation on a row, a mean, a gradient, an optimizer step is only written down. When somebody looks at a row, everything
+written down is executed.
+
+Gradients of many workers are to be computed together, and so are optimizer steps. The tape therefore runs in *stages*.
+Even stages are programs: small operations, executed in the order in which they were written down. Odd stages are
+batches: gradients, optimizer steps, means over all workers, that do not depend on each other. Every row remembers from
+which stage on it can be read and written; an operation goes into the earliest stage that its rows allow. Gradients
+start a new *wave* of stages: everything cheap that can run before them does, and they meet in batches as large as the
+dependencies allow.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable
+from functools import partial
+from operator import itemgetter
+from typing import Any
+
+import torch
+
+from gossamer.virtual.programs import Program, executor
+from gossamer.virtual.rows import Row, Slot, Temporary, dense
+
+WAVE = 1 << 20
+"""Stages between two batches of gradients."""
+
+PENDING_LIMIT = 1 << 14
+"""Operations written down before they are executed whether somebody looks or not."""
+
+WIDE_BYTES = 1 << 20
+"""Rows at least this long are worked on one by one, in place: gathering them would cost more than it saves."""
+
+
+class Matrix:
+    """Vectors of one kind, one row per worker."""
+
+    def __init__(self, shelf: Shelf, num_rows: int) -> None:
+        tape = shelf.tape
+        self.data = torch.zeros(num_rows, shelf.width, dtype=tape.dtype, device=tape.device)
+        self.wide = shelf.wide
+        self.slots = [Slot(shelf, self, index) for index in range(num_rows)]
+
+
+class Shelf:
+    """All vectors of one length: what is pending among them, and slots to lend."""
+
+    def __init__(self, tape: Tape, width: int) -> None:
+        self.tape, self.width = tape, width
+        self.wide = width * tape.dtype.itemsize >= WIDE_BYTES
+        self.programs: dict[int, Program] = {}
+        """By stage."""
+        self.free: deque[Slot] = deque()
+
+    def lend(self) -> Slot:
+        """A slot whose content is undefined: the one that has been free longest."""
+        if not self.free:
+            # Long ones are made one by one, as they are needed.
+            self.free.extend(Matrix(self, 1 if self.wide else self.tape.num_workers).slots)
+        return self.free.popleft()
+
+
+class Batch:
+    """Gradients or optimizer steps of different workers, to be made together."""
+
+    __slots__ = ("jobs", "rows", "target")
+
+    def __init__(self, target: Matrix) -> None:
+        self.target = target
+        self.rows: list[int] = []
+        """The rows of ``target`` that are written."""
+        self.jobs: list[Any] = []
+        """For each of them, what is to be done: the gradient's mini-batch, the learning rate of the step."""
+
+    @property
+    def whole(self) -> bool:
+        """All rows of the matrix are written."""
+        return len(self.rows) == len(self.target.slots)
+
+    def sort(self) -> None:
+        """By row: a whole batch then needs no index."""
+        order = sorted(range(len(self.rows)), key=self.rows.__getitem__)
+        self.rows = [self.rows[k] for k in order]
+        self.jobs = [self.jobs[k] for k in order]
+
+
+class Tape:
+    """Operations written down, and how they are executed."""
+
+    def __init__(self, num_workers: int, dtype: torch.dtype, device: torch.device) -> None:
+        self.num_workers, self.dtype, self.device = num_workers, dtype, device
+        self.executor = executor(dtype, device)
+        self.run_gradients: Callable[[Batch], None]
+        self.run_updates: Callable[[Batch], None]
+        self._shelves: dict[int, Shelf] = {}
+        self._gradients: dict[int, Batch] = {}
+        self._updates: dict[int, Batch] = {}
+        self._means: dict[int, list[tuple[Matrix, Slot]]] = {}
+        self._first_stage = 0
+        """Earlier ones have been executed."""
+        self._num_pending = 0
+
+    def shelf(self, width: int) -> Shelf:
+        """Where the vectors of this length are."""
+        shelf = self._shelves.get(width)
+        if shelf is None:
+            shelf = self._shelves[width] = Shelf(self, width)
+        return shelf
+
+    def matrix(self, width: int) -> Matrix:
+        """A new matrix of zeros, one row per worker."""
+        return Matrix(self.shelf(width), self.num_workers)
+
+    def temporary(self, width: int) -> Temporary:
+        """A row to keep something in for a while; its content is undefined."""
+        return Temporary(self, self.shelf(width).lend())
+
+    def note(self, kind: int, row: Row, other: Row, number: float) -> bool:
+        """Write down a small operation (``programs``): ``row`` changes, ``other`` is read; False if it cannot wait."""
+        y, v = row.slot, other.slot
+        if row.own is not None or other.own is not None or y.shelf is not v.shelf:
+            return False
+        if self._num_pending >= PENDING_LIMIT:
+            self.flush()
+        self._num_pending += 1
+        stage = y.writable
+        if stage < v.readable:
+            stage = v.readable
+        if stage < self._first_stage:
+            stage = self._first_stage
+        y.readable = y.writable = stage
+        if v.writable < stage:
+            v.writable = stage
+        programs = y.shelf.programs
+        program = programs.get(stage)
+        if program is None:
+            program = programs[stage] = []
+        program += (kind, y.handle, v.handle, number)
+        return True
+
+    def mean(self, rows: list[Any]) -> Any:
+        """The mean of ``rows``: later, if all of them are rows, else at once."""
+        first = rows[0]
+        if len(rows) == 1:
+            return first.clone()
+        if not all(isinstance(row, Row) and row.own is None for row in rows):
+            total = dense(first).clone()
+            for row in rows[1:]:
+                total += dense(row)
+            return total.div_(len(rows))
+        out, matrix = self.temporary(len(first)), first.slot.matrix
+        if [row.slot for row in rows] == matrix.slots:
+            self._mean_of_all(matrix, out.slot)
+            return out
+        out.copy_(first)
+        for row in rows[1:]:
+            out.add_(row)
+        return out.mul_(1 / len(rows))
+
+    def _mean_of_all(self, matrix: Matrix, out: Slot) -> None:
+        stage = self._batch_stage(max(out.writable, max(slot.readable for slot in matrix.slots)))
+        out.readable = out.writable = stage + 1
+        for slot in matrix.slots:
+            slot.writable = max(slot.writable, stage + 1)
+        self._means.setdefault(stage, []).append((matrix, out))
+
+    def gradient(self, row: Row, job: Any) -> None:
+        """Write down that ``row`` holds a point now and shall hold the gradient there."""
+        slot = row.slot
+        stage = self._batch_stage(max(slot.writable, self._first_stage) // WAVE * WAVE + WAVE - 2)
+        slot.readable = slot.writable = stage + 1
+        _note(self._gradients, stage, slot, job)
+
+    def update(self, row: Row, gradient: Row, lr: float) -> None:
+        """Write down one optimizer step on ``row`` with ``gradient``."""
+        x, g = row.slot, gradient.slot
+        stage = self._batch_stage(max(x.writable, g.readable))
+        x.readable = x.writable = stage + 1
+        g.writable = max(g.writable, stage + 1)
+        _note(self._updates, stage, x, lr)
+
+    def _batch_stage(self, after: int) -> int:
+        """The first odd stage after this even one."""
+        self._num_pending += 1
+        return max(after, self._first_stage) + 1
+
+    def flush(self) -> None:
+        """Execute everything written down."""
+        if not self._num_pending:
+            return
+        stages = self._take_stages()
+        for _, run in sorted(stages, key=itemgetter(0)):
+            run()
+
+    def _take_stages(self) -> list[tuple[int, Callable[[], None]]]:
+        """Everything written down, and when it is to run; nothing is pending any more."""
+        shelves = [shelf for shelf in self._shelves.values() if shelf.programs]
+        runs = self.executor.load([(program, shelf.width) for shelf in shelves for program in shelf.programs.values()])
+        stages = list(zip((stage for shelf in shelves for stage in shelf.programs), runs, strict=True))
+        stages += [(stage, partial(self.run_gradients, batch)) for stage, batch in self._gradients.items()]
+        stages += [(stage, partial(self.run_updates, batch)) for stage, batch in self._updates.items()]
+        stages += [(stage, partial(_run_means, means)) for stage, means in self._means.items()]
+        for shelf in shelves:
+            shelf.programs.clear()
+        self._gradients, self._updates, self._means = {}, {}, {}
+        self._num_pending = 0
+        self._first_stage = max(stage for stage, _ in stages) // WAVE * WAVE + WAVE
+        return stages
+
+
+def _note(batches: dict[int, Batch], stage: int, slot: Slot, job: Any) -> None:
+    batch = batches.get(stage)
+    if batch is None:
+        batch = batches[stage] = Batch(slot.matrix)
+    batch.rows.append(slot.index)
+    batch.jobs.append(job)
+
+
+def _run_means(means: list[tuple[Matrix, Slot]]) -> None:
+    for matrix, out in means:
+        torch.mean(matrix.data, 0, out=out.data)
