@@ -60,7 +60,7 @@ def facts(command: str, world: str, time_unit: str) -> dict[str, Any]:
 
 
 class RunFolder:
-    """The folder of one run, made new."""
+    """The folder of one run: made new, or, with the history that is kept of it, that of a run that goes on."""
 
     def __init__(
         self,
@@ -71,15 +71,20 @@ class RunFolder:
         world: str = "virtual",
         time_unit: str = "s",
         recorder: Recorder | None = None,
+        history: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         self.path, self.recorder = path, recorder
         self._next_recording = 0.0
-        make_folder(path)
+        if history is None:
+            make_folder(path)
         write_json(path / RUN, facts(command, world, time_unit))
         lines = [_comment(command), *(f"{name} = {_toml(value)}" for name, value in config.items())]
         with _writing(path):
             _replace(path / CONFIG, lambda place: place.write_text("\n".join(lines) + "\n", encoding="utf-8"))
-            self._metrics = (path / METRICS).open("w", encoding="utf-8")
+            (path / SUMMARY).unlink(missing_ok=True)
+            kept = "".join(json.dumps(point) + "\n" for point in history or ())
+            _replace(path / METRICS, lambda place: place.write_text(kept, encoding="utf-8"))
+            self._metrics = (path / METRICS).open("a", encoding="utf-8")
 
     def metric(self, point: Mapping[str, Any]) -> None:
         """Add one line to the metrics, and renew the recording now and then."""
@@ -115,6 +120,16 @@ class RunFolder:
             about = {name: str(summary[name]) for name in ("method", "topology", "workers", "seed", "steps")}
             save_model(self.path, weights, about)
         write_json(self.path / SUMMARY, summary)
+
+
+def read_history(path: Path) -> list[dict[str, Any]]:
+    """The points of the history that the folder of a run holds."""
+    try:
+        lines = (path / METRICS).read_text(encoding="utf-8").splitlines()
+        # The last line of a run that was killed may be half there.
+        return [json.loads(line) for line in lines if line.endswith("}")]
+    except (OSError, ValueError) as error:
+        raise InputError(f"{path / METRICS} cannot be read: {error}") from None
 
 
 def save_model(folder: Path, weights: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:

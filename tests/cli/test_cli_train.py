@@ -223,7 +223,7 @@ def all_gone(pids, within_s=5.0):
 @pytest.mark.parametrize(
     ("method", "how"), [("allreduce", "terminal"), ("a2cid2", "launcher"), ("overlap", signal.SIGTERM)]
 )
-def test_ctrl_c_ends_all_workers_and_keeps_what_there_is(running, tmp_path, method, how):
+def test_ctrl_c_ends_all_workers_and_leaves_a_checkpoint(running, gossamer, tmp_path, method, how):
     process = running(*LONG, "--method", method)
     pids = workers_of(tmp_path / "run")
     if how == "terminal":
@@ -243,6 +243,13 @@ def test_ctrl_c_ends_all_workers_and_keeps_what_there_is(running, tmp_path, meth
     if method != "a2cid2":
         # Nobody was left waiting in a step that the others never made.
         assert summary["worker_steps"]["min"] == summary["worker_steps"]["max"]
+    (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
+    assert int(checkpoint.name) <= summary["total_steps"]
+    assert json.loads((checkpoint / "complete.json").read_text())["ranks"] == [0, 1, 2]
+    if how == "terminal":
+        goal = str(summary["steps"] + 5)
+        (result,) = gossamer("train", "--resume", "run", "--steps", goal, "--json").document["results"]
+        assert result["worker_steps"]["max"] == summary["steps"] + 5
 
 
 def test_workers_end_when_the_command_is_killed(running, tmp_path):

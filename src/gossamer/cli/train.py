@@ -6,21 +6,32 @@ import argparse
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from gossamer.cli.closing import show_comparison
 from gossamer.cli.live import LiveView
-from gossamer.cli.options import add_run_options, given, shown_command
+from gossamer.cli.options import add_run_options, given, read_config, shown_command
 from gossamer.cli.output import counted, duration, print_json
 from gossamer.errors import InputError
 from gossamer.process.place import Place, find_place
-from gossamer.runfolder import SUMMARY, RunFolder, check_folder, make_folder, remove_if_empty, write_json
+from gossamer.runfolder import (
+    CONFIG,
+    SUMMARY,
+    RunFolder,
+    check_folder,
+    make_folder,
+    read_history,
+    remove_if_empty,
+    write_json,
+)
+from gossamer.train.checkpoint import Keeper, find_checkpoint
 from gossamer.train.conduct import Keep, Show, launch, take_part
 from gossamer.train.launch import MeetingPlace, hearing_stops, warm_up
 from gossamer.train.order import DEFAULT_WORKERS, SIMULATED, Order, real_settings
-from gossamer.train.result import Result
+from gossamer.train.report import DONE
+from gossamer.train.result import Result, point_of
 from gossamer.virtual.simulation import Point, plain
 
 DIFFERING = {
@@ -36,6 +47,12 @@ DIFFERING = {
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_run_options(parser, hardware="hardware", hidden=SIMULATED, differing=DIFFERING)
+    parser.add_argument(
+        "--checkpoint-every",
+        metavar="N",
+        help="keep in the folder of --out what the run can be resumed from, every N steps per worker (default: never)",
+    )
+    parser.add_argument("--resume", metavar="RUN", help="go on with the run in this folder, or from this checkpoint")
     parser.add_argument("--restart", action="store_true", help="start workers again that die, those started here")
     parser.add_argument("--out", metavar="DIR", help="keep the run in this folder: config, metrics, weights, summary")
     parser.add_argument("--json", action="store_true", help="print one JSON document")
@@ -47,32 +64,92 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     place = _started_place()
     if place is None:
         warm_up()
-    folder = Path(parsed.out) if parsed.out is not None else None
-    settings = real_settings(given(parsed), None if place is None else place.workers)
-    places = [folder / values["method"] if folder and len(settings) > 1 else folder for values in settings]
-    orders = [Order(values, str(own or "")) for values, own in zip(settings, places, strict=True)]
+    command = shown_command(arguments)
+    asked = _resumed(parsed, place) if parsed.resume is not None else _new(parsed, place)
     if place is not None and place.rank != 0:
-        for order in orders:
+        for order in asked.orders:
             take_part(order, order.run(), place, lambda view, news: None, lambda point: None)
         return 0
-    _make_places(folder, places)
-    command = shown_command(arguments)
+    folders = [own for own in (asked.folder, *(order.path for order in asked.orders)) if own is not None]
+    if parsed.resume is None:
+        _make(folders)
     try:
         if place is None:
-            results = _launch_all(orders, parsed, command)
+            results = _launch_all(asked, parsed, command)
         else:
-            results = _take_part_in_all(orders, place, parsed, command)
+            results = _take_part_in_all(asked, place, parsed, command)
     finally:
-        remove_if_empty(own for own in (*places, folder) if own is not None)
+        remove_if_empty(reversed(folders))
     document = {"command": command, "results": [result.document() for result in results]}
-    if folder is not None and len(orders) > 1:
-        write_json(folder / SUMMARY, {**document, "results": [_without_history(result) for result in results]})
+    if asked.folder is not None and len(asked.orders) > 1:
+        write_json(asked.folder / SUMMARY, {**document, "results": [_without_history(result) for result in results]})
     begun = [result for result in results if result.begun]
     if parsed.json:
         print_json(document)
     elif begun:
-        _show(orders[0], begun)
-    return _ending(orders, results, folder)
+        _show(asked.orders[0], begun)
+    return _ending(asked, results)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What the command is to do."""
+
+    orders: list[Order]
+    folder: Path | None
+    history: list[Point] | None = None
+    """Of the run that is resumed."""
+
+
+def _new(parsed: argparse.Namespace, place: Place | None) -> _Asked:
+    folder = Path(parsed.out) if parsed.out is not None else None
+    every = _every(parsed, 0)
+    if every and folder is None:
+        raise InputError("--checkpoint-every needs a folder to keep checkpoints in: give one with --out")
+    settings = real_settings(given(parsed), None if place is None else place.workers)
+    places = [folder / values["method"] if folder and len(settings) > 1 else folder for values in settings]
+    orders = [Order(values, str(own or ""), every) for values, own in zip(settings, places, strict=True)]
+    return _Asked(orders, folder)
+
+
+FIXED = ("method", "task", "model", "data", "dim", "optimizer", "seed")
+"""Settings without which a run is another."""
+
+
+def _resumed(parsed: argparse.Namespace, place: Place | None) -> _Asked:
+    """The run that a checkpoint is of, with the settings that are given now."""
+    if parsed.out is not None:
+        raise InputError("--resume goes on in the folder of the run: leave out --out")
+    checkpoint = find_checkpoint(Path(parsed.resume))
+    folder = checkpoint.run_folder
+    kept, now = read_config(folder / CONFIG), given(parsed)
+    for name in FIXED:
+        if name in now and str(now[name]) != str(kept.get(name, "")):
+            raise InputError(
+                f"--{name} is {now[name]}, but {folder} was run with {kept.get(name)}: leave it out, or start a new run"
+            )
+    if place is not None:
+        kept.pop("workers")
+    (values,) = real_settings({**kept, **now}, None if place is None else place.workers)
+    order = Order(values, str(folder), _every(parsed, checkpoint.every), str(checkpoint.path))
+    done, goal = checkpoint.total_made(values["workers"]), values["steps"] * values["workers"]
+    if done >= goal:
+        raise InputError(
+            f"the checkpoint {checkpoint.path} is {checkpoint.mean_made()} steps on already, and --steps is "
+            f"{values['steps']}: give more"
+        )
+    history = [point_of(line) for line in read_history(folder) if line["total_steps"] <= int(checkpoint.path.name)]
+    if place is None or place.rank == 0:
+        Keeper(folder, 0).forget_after(checkpoint)
+    return _Asked([order], folder, history)
+
+
+def _every(parsed: argparse.Namespace, otherwise: int) -> int:
+    if parsed.checkpoint_every is None:
+        return otherwise
+    if not parsed.checkpoint_every.isdigit():
+        raise InputError(f"--checkpoint-every is {parsed.checkpoint_every!r}: expected a whole number of steps")
+    return int(parsed.checkpoint_every)
 
 
 def _started_place() -> Place | None:
@@ -83,51 +160,52 @@ def _started_place() -> Place | None:
     return None
 
 
-def _make_places(folder: Path | None, places: list[Path | None]) -> None:
-    """Make the folder of each run, so that what is wrong with them is said before anything is trained."""
-    wanted = [own for own in (folder, *places) if own is not None]
-    for own in wanted:
+def _make(folders: list[Path]) -> None:
+    """Make the folders of the runs, so that what is wrong with them is said before anything is trained."""
+    for own in folders:
         check_folder(own)
-    for own in wanted:
+    for own in folders:
         make_folder(own)
 
 
-def _launch_all(orders: list[Order], parsed: argparse.Namespace, command: str) -> list[Result]:
+def _launch_all(asked: _Asked, parsed: argparse.Namespace, command: str) -> list[Result]:
     """One run after the other, until one is stopped or fails."""
     meeting = MeetingPlace()
     results: list[Result] = []
     with hearing_stops() as stops:
-        for order in orders:
+        for order in asked.orders:
 
             def conduct(show: Show, keep: Keep, order: Order = order) -> Result:
-                return launch(order, order.run(), meeting, stops, show, keep, parsed.restart)
+                return launch(order, order.run(), meeting, stops, show, keep, parsed.restart, asked.history or ())
 
-            results.append(_one(order, conduct, parsed.json, command))
+            results.append(_one(order, asked.history, conduct, parsed.json, command))
             if results[-1].interrupted or results[-1].failed:
                 break
     return results
 
 
-def _take_part_in_all(orders: list[Order], place: Place, parsed: argparse.Namespace, command: str) -> list[Result]:
+def _take_part_in_all(asked: _Asked, place: Place, parsed: argparse.Namespace, command: str) -> list[Result]:
     """The same as rank 0 of workers that others have started."""
     results: list[Result] = []
-    for order in orders:
+    for order in asked.orders:
 
         def conduct(show: Show, keep: Keep, order: Order = order) -> Result:
-            result = take_part(order, order.run(), place, show, keep)
+            result = take_part(order, order.run(), place, show, keep, asked.history or ())
             assert result is not None
             return result
 
-        results.append(_one(order, conduct, parsed.json, command))
+        results.append(_one(order, asked.history, conduct, parsed.json, command))
         if results[-1].interrupted:
             break
     return results
 
 
-def _one(order: Order, conduct: Callable[[Show, Keep], Result], quiet: bool, command: str) -> Result:
+def _one(
+    order: Order, history: list[Point] | None, conduct: Callable[[Show, Keep], Result], quiet: bool, command: str
+) -> Result:
     """One run, shown while it goes on and kept in its folder."""
     with LiveView(order.values["method"], quiet) as view:
-        kept = _Kept(order, command, view)
+        kept = _Kept(order, history, command, view)
         result = conduct(view.show, kept.point)
     kept.close(result)
     return result
@@ -136,8 +214,9 @@ def _one(order: Order, conduct: Callable[[Show, Keep], Result], quiet: bool, com
 class _Kept:
     """The folder of a run, if it has one. A full disk is no reason to stop training."""
 
-    def __init__(self, order: Order, command: str, view: LiveView) -> None:
+    def __init__(self, order: Order, history: list[Point] | None, command: str, view: LiveView) -> None:
         self.order, self.command, self.view = order, command, view
+        self._history = None if history is None else [plain(asdict(point)) for point in history]
         self._folder: RunFolder | None = None
         self._full = False
 
@@ -146,7 +225,9 @@ class _Kept:
             return
         try:
             # Only now: a run that never began leaves nothing behind.
-            self._folder = self._folder or RunFolder(self.order.path, self.order.values, self.command, world="process")
+            self._folder = self._folder or RunFolder(
+                self.order.path, self.order.values, self.command, world="process", history=self._history
+            )
             self._folder.metric(plain(asdict(point)))
         except InputError as error:
             self._full = True
@@ -175,17 +256,21 @@ def _whole(result: Result) -> bool:
     return result.final.time > 0 and not (result.interrupted or result.failed or result.ranks_diverged)
 
 
-def _ending(orders: list[Order], results: list[Result], folder: Path | None) -> int:
+def _ending(asked: _Asked, results: list[Result]) -> int:
     """Say how it ended, and the exit code for it."""
-    kept = f"; what there is is in {folder}" if folder is not None else ""
+    kept = f"; what there is is in {asked.folder}" if asked.folder is not None else ""
     code = 0
-    for order, result in zip(orders, results, strict=False):
+    for order, result in zip(asked.orders, results, strict=False):
         if result.ranks_diverged:
             rank = result.ranks_diverged[0]
             where = f"worker {rank}, step {result.reports[rank].diverged_at}"
             lower = f"try a smaller --lr than {order.values['lr']:g}"
             print(f"gossamer: {result.method} diverged ({where}): {lower}{kept}", file=sys.stderr)
             code = 2
+        for report in result.reports:
+            if report.state == DONE and report.error:
+                print(f"gossamer: {report.error}", file=sys.stderr)
+                code = 2
         if result.failed:
             print(f"gossamer: {result.method}: {result.failed}{kept if result.begun else ''}", file=sys.stderr)
             code = 1

@@ -218,8 +218,7 @@ class Swarm:
 
     def mean(self, tensor: Tensor) -> Tensor:
         """The mean of a tensor of any shape over all workers, of a score for instance; all workers have to ask."""
-        group = self.groups.group(self._everybody, "averaged")
-        mean = self.groups.mean(group, "mean", self._to_host(tensor.detach().flatten().double()))
+        mean = self._host_mean(tensor.detach().flatten().double())
         return mean.to(tensor.dtype).reshape(tensor.shape).to(tensor.device)
 
     def finish(self) -> None:

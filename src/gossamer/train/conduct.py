@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 from gossamer.config import Run
@@ -34,11 +34,18 @@ Keep = Callable[[Point], None]
 
 
 def launch(
-    order: Order, run: Run, meeting: MeetingPlace, stops: Stops, show: Show, keep: Keep, restart: bool
+    order: Order,
+    run: Run,
+    meeting: MeetingPlace,
+    stops: Stops,
+    show: Show,
+    keep: Keep,
+    restart: bool,
+    history: Sequence[Point] = (),
 ) -> Result:
     """Run it with workers started here."""
     board = meeting.board(run.config.method)
-    watch = Watch(run, board, keep)
+    watch = Watch(run, board, order, keep, history)
     with Workers(order, run.config.workers, meeting.port) as workers:
         failed = _attend(workers, watch, stops, show, restart)
     watch.look()
@@ -84,13 +91,15 @@ def _attend(workers: Workers, watch: Watch, stops: Stops, show: Show, restart: b
         time.sleep(LOOK_S)
 
 
-def take_part(order: Order, run: Run, place: Place, show: Show, keep: Keep) -> Result | None:
+def take_part(
+    order: Order, run: Run, place: Place, show: Show, keep: Keep, history: Sequence[Point] = ()
+) -> Result | None:
     """Run it as the worker at ``place``; rank 0 watches all of them and has the result."""
     place = replace(place, prefix=f"{place.prefix}{run.config.method}/")
     if place.rank != 0:
         part_of(order, place)
         return None
-    watcher = _Watcher(place, run, show, keep)
+    watcher = _Watcher(place, run, order, show, keep, history)
     try:
         part_of(order, place)
     finally:
@@ -101,9 +110,9 @@ def take_part(order: Order, run: Run, place: Place, show: Show, keep: Keep) -> R
 class _Watcher:
     """Watches all workers beside one's own training."""
 
-    def __init__(self, place: Place, run: Run, show: Show, keep: Keep) -> None:
+    def __init__(self, place: Place, run: Run, order: Order, show: Show, keep: Keep, history: Sequence[Point]) -> None:
         self.board = Board(place.meeting_point())
-        self.watch, self.show = Watch(run, self.board, keep), show
+        self.watch, self.show = Watch(run, self.board, order, keep, history), show
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._attend, name="gossamer-watch", daemon=True)
         self._thread.start()

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gossamer.train.report import Report
-from gossamer.virtual.simulation import Point, plain
+from gossamer.virtual.simulation import Point, Spread, plain
 
 
 @dataclass
@@ -52,6 +53,12 @@ class Result:
         if self.failed:
             end["failed"] = self.failed
         return plain({**head, **asdict(self.final), **per_worker, **end, "interrupted": self.interrupted})
+
+
+def point_of(line: Mapping[str, Any]) -> Point:
+    """A point of the history as it was kept."""
+    spreads = {name: Spread(**line[name]) for name in ("worker_steps", "worker_accuracy")}
+    return Point(**{**line, **spreads})
 
 
 def _own_figures(report: Report) -> dict[str, Any]:

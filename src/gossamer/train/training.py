@@ -7,20 +7,25 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from gossamer.config import Run
+from gossamer.errors import InputError
 from gossamer.process.place import Place
 from gossamer.process.swarm import Swarm
-from gossamer.runfolder import WORKERS, save_model
+from gossamer.runfolder import CHECKPOINTS, WORKERS, save_model
 from gossamer.seeds import stream
+from gossamer.train.checkpoint import Checkpoint, find_checkpoint, worker_file
 from gossamer.train.gate import Gate
 from gossamer.train.job import Job, LossMeter
 from gossamer.train.order import Order
 from gossamer.train.pace import Pace
 from gossamer.train.report import DONE, TRAINING, Board, Report
+from gossamer.train.statefile import write_state
 from gossamer.virtual.simulation import plain
 
 TELL_S = 0.2
@@ -32,6 +37,9 @@ LINE_S = 1.0
 ROUNDING = 1e-6
 """How far the mean of models that are alike may be from them, relative to their length."""
 
+CUMULATIVE = ("seconds", "idle_s", "loss_sum", "loss_count", "exchanges", "bytes_sent", "lost", "refused")
+"""Figures of a worker that go on where they were when a run is resumed."""
+
 HOPELESS = 10
 """So many losses in a row that are not finite: nobody's weights have helped."""
 
@@ -42,13 +50,20 @@ class Training:
     def __init__(self, order: Order, run: Run, place: Place, board: Board, gate: Gate, orphaned: Callable[[], bool]):
         self.order, self.run, self.place, self.board, self.gate = order, run, place, board, gate
         self._orphaned = orphaned
+        self.before = Report(place.rank)
+        """What this worker had done when the run was resumed."""
         self.report = Report(place.rank, steps=order.made_before)
         self.job = Job(run, place.rank)
+        self.checkpoint: Checkpoint | None = None
+        if order.checkpoint:
+            self.checkpoint = find_checkpoint(Path(order.checkpoint))
         c = run.config
         rng = stream(c.seed, "compute", place.rank)
         self.pace = Pace(order.compute(c.workers), order.waits, place.rank, rng, gate.asked)
         self.losses = LossMeter(self.job.device)
         self.lockstep = run.method().lockstep
+        self._saved = 0
+        self._wanted = 0
         self.swarm: Swarm | None = None
         self._began = 0.0
         self._trained = False
@@ -62,11 +77,16 @@ class Training:
     def whole(self) -> Report:
         """Join, train, average, look at the outcome; returns the last report, which is on the board too."""
         self.board.put(self.report)
+        if self.checkpoint is not None and not self.goes_on:
+            self._start_from_average(self.checkpoint)
         swarm = self.swarm = Swarm(
             self.job.model, self.job.optimizer, self.run.method(), self.run.topology, self.place, self.run.config.seed
         )
         try:
-            self._start_apart()
+            if self.checkpoint is None:
+                self._start_apart()
+            elif self.goes_on:
+                self._go_on(self.checkpoint.state(self.place.rank))
             self._began = time.monotonic()
             self.report.state = TRAINING
             teller = threading.Thread(target=self._tell, name="gossamer-tell", daemon=True)
@@ -76,6 +96,7 @@ class Training:
                 if not self.gate.passes(number):
                     break
                 self._step(number)
+                self._save_if_due()
             self._end(swarm)
         except BaseException:
             if self._began:
@@ -89,17 +110,28 @@ class Training:
         return self.report
 
     @property
+    def goes_on(self) -> bool:
+        """Whether this worker goes on as the one that it was in the checkpoint."""
+        return self.checkpoint is not None and self.checkpoint.fits(self.place.workers) and not self.order.made_before
+
+    @property
     def made(self) -> int:
-        """The steps of this worker so far, those before a restart included."""
+        """The steps of this worker so far, those before a restart or before the run was resumed included."""
         assert self.swarm is not None
-        return self.swarm.worker.step + (0 if self.lockstep else self.order.made_before)
+        if self.order.made_before and not self.lockstep:
+            return self.swarm.worker.step + self.order.made_before
+        started_anew = self.checkpoint is not None and not self.checkpoint.fits(self.place.workers)
+        earlier = self.checkpoint.mean_made() if self.checkpoint is not None and started_anew else 0
+        return self.swarm.worker.step + earlier
 
     def _turns(self) -> Iterator[None]:
         """One per step that this worker shall make."""
         assert self.swarm is not None
         c = self.run.config
         if not self.lockstep:
-            yield from self.swarm.batches(itertools.repeat(None), total_steps=c.steps * c.workers)
+            # A worker that goes on has told the swarm what was made before; to one that starts anew it is new.
+            earlier = 0 if self.checkpoint is None or self.goes_on else self.checkpoint.total_made(c.workers)
+            yield from self.swarm.batches(itertools.repeat(None), total_steps=c.steps * c.workers - earlier)
         while self.lockstep and self.made < c.steps:
             yield None
 
@@ -121,17 +153,97 @@ class Training:
         task = self.run.task
         if task.start is not None and self.swarm is not None:
             away = torch.as_tensor(task.start(self.place.rank, stream(self.run.config.seed, "start", self.place.rank)))
-            with self.swarm._lock:
-                for vector in {id(v): v for v in (self.swarm.binding.x, self.swarm.binding.weights)}.values():
-                    vector.add_(away.to(vector))
+            with self.swarm.state.lock:
+                x = self.swarm.binding.x
+                self.swarm.binding.load_weights(x.add_(away.to(x)))
+
+    # Checkpoints
+
+    def _save_if_due(self) -> None:
+        """Where workers wait for each other at the same step for all, elsewhere when they are asked to."""
+        every, workers = self.order.checkpoint_every, self.place.workers
+        if self.lockstep and every and self.made % every == 0:
+            self._save(self.made * workers)
+        elif not self.lockstep and self._wanted > self._saved:
+            self._save(self._wanted)
+
+    def _save_last(self) -> None:
+        """The run was stopped: keep where it is."""
+        told = [self.board.get(rank) for rank in range(self.place.workers)]
+        total = self.made * self.place.workers if self.lockstep else sum(report.steps for report in told if report)
+        self._save(self.board.agree("last checkpoint", total))
+
+    def _save(self, total_made: int) -> None:
+        """Write this worker's part of the checkpoint of that name; a full disk is no reason to stop training."""
+        folder = self.order.path
+        if folder is None or total_made <= self._saved:
+            return
+        self._saved = total_made
+        path = worker_file(folder / CHECKPOINTS / str(total_made), self.place.rank)
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_state(path, self._state(), self.made)
+        except OSError as error:
+            self.news.append(f"no checkpoint after {total_made} steps: {error.strerror}; training goes on")
+
+    def _state(self) -> dict[str, Any]:
+        """Everything that this worker is."""
+        assert self.swarm is not None
+        with self._measuring:
+            self._measure()
+            report = asdict(self.report)
+        state = {
+            "report": {name: report[name] for name in CUMULATIVE},
+            "swarm": self.swarm.state_dict(),
+            "model": self.job.model.state_dict(),
+            "optimizer": self.job.optimizer.state_dict(),
+            "compute_rng": self.pace.rng.bit_generator.state,
+            "torch_rng": torch.get_rng_state(),
+        }
+        if self.job.device.type == "cuda":
+            state["cuda_rng"] = torch.cuda.get_rng_state(self.job.device)
+        return state
+
+    def _go_on(self, state: dict[str, Any]) -> None:
+        """Be what this worker was."""
+        assert self.swarm is not None
+        assert self.checkpoint is not None
+        try:
+            self.job.model.load_state_dict(state["model"])
+            # The same count for all: what each of them saw of it differs by what was under way.
+            self.swarm.load_state_dict({**state["swarm"], "batches": self.checkpoint.total_made(self.place.workers)})
+            self.job.optimizer.load_state_dict(state["optimizer"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise self._unfit(error) from None
+        self.before = replace(self.before, **state["report"])
+        self.pace.rng.bit_generator.state = state["compute_rng"]
+        torch.set_rng_state(state["torch_rng"])
+        if self.job.device.type == "cuda" and "cuda_rng" in state:
+            torch.cuda.set_rng_state(state["cuda_rng"], self.job.device)
+
+    def _start_from_average(self, checkpoint: Checkpoint) -> None:
+        """There were other workers than now: all start from the mean of what those had."""
+        average = checkpoint.average()
+        try:
+            self.job.model.load_state_dict(average["model"])
+            self.job.optimizer.load_state_dict(average["optimizer"])
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise self._unfit(error) from None
+        self.before = replace(self.before, seconds=average["report"]["seconds"])
+
+    def _unfit(self, error: Exception) -> InputError:
+        why = " ".join(str(error).split())
+        return InputError(f"the checkpoint {self.order.checkpoint} is not of this model, method and optimizer: {why}")
 
     def _end(self, swarm: Swarm) -> None:
         """The last average, and what the test set says before and after it."""
         self.job.settle()
+        self.report.interrupted = self.gate.asked.is_set() and self.report.diverged_at is None
+        if self.report.interrupted:
+            self._save_last()
         with self._measuring:
             self._measure()
             self._trained = True
-        self.report.interrupted = self.gate.asked.is_set() and self.report.diverged_at is None
         self.report.own_loss, self.report.own_accuracy = self.job.scores()
         own = _vector(self.job)
         swarm.finish()
@@ -140,7 +252,10 @@ class Training:
         self.report.state = DONE
         folder = self.order.path
         if folder is not None and self.board.agree("model", self.place.rank) == self.place.rank:
-            save_model(folder, self.job.weights(), self._facts())
+            try:
+                save_model(folder, self.job.weights(), self._facts())
+            except InputError as error:
+                self.report.error = str(error)
 
     def _facts(self) -> dict[str, str]:
         c = self.run.config
@@ -162,6 +277,7 @@ class Training:
                 self.gate.asked.set()
             self._put()
             self._line()
+            self._wanted = max(self._wanted, self.board.wanted_checkpoint())
             self.gate.tend(self.board, self._gone)
 
     def _gone(self, rank: int) -> bool:
@@ -173,12 +289,15 @@ class Training:
     def _measure(self) -> None:
         """Bring the report up to date; only while training, since the end has figures of its own."""
         assert self.swarm is not None
-        report, metrics = self.report, self.swarm.metrics()
-        report.steps, report.seconds = self.made, time.monotonic() - self._began
-        report.idle_s, report.consensus = metrics.idle_s, metrics.consensus
-        report.loss_sum, report.loss_count = self.losses.sum(), self.losses.count()
-        report.exchanges, report.bytes_sent = metrics.exchanges, metrics.bytes_sent
-        report.peers_alive, report.lost, report.refused = metrics.peers_alive, metrics.lost, metrics.refused
+        report, before, metrics = self.report, self.before, self.swarm.metrics()
+        report.steps, report.seconds = self.made, before.seconds + time.monotonic() - self._began
+        report.idle_s, report.consensus = before.idle_s + metrics.idle_s, metrics.consensus
+        report.loss_sum = before.loss_sum + self.losses.sum()
+        report.loss_count = before.loss_count + self.losses.count()
+        report.exchanges = before.exchanges + metrics.exchanges
+        report.bytes_sent = before.bytes_sent + metrics.bytes_sent
+        report.lost, report.refused = before.lost + metrics.lost, before.refused + metrics.refused
+        report.peers_alive = metrics.peers_alive
 
     def _line(self) -> None:
         """Add a line to this worker's own metrics, now and then."""

@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from gossamer.config import Run
+from gossamer.errors import InputError
+from gossamer.train.checkpoint import Keeper, find_checkpoint
+from gossamer.train.order import Order
 from gossamer.train.report import DONE, FAILED, STARTING, TRAINING, Board, Report
 from gossamer.train.result import Result
 from gossamer.virtual.simulation import Point, Spread
@@ -50,15 +54,24 @@ class View:
 class Watch:
     """Follows a run over its board."""
 
-    def __init__(self, run: Run, board: Board, keep: Callable[[Point], None]) -> None:
+    def __init__(
+        self, run: Run, board: Board, order: Order, keep: Callable[[Point], None], history: Sequence[Point] = ()
+    ) -> None:
         # ``keep`` is called with every point of the history.
         self.run, self.board, self.keep = run, board, keep
         n = run.config.workers
         self.reports = [Report(rank) for rank in range(n)]
         self.gone: dict[int, str] = {}
         """Workers that are not there any more, and why."""
-        self.history: list[Point] = []
+        self.history = list(history)
         self.news: list[str] = []
+        self.keeper = Keeper(order.path, order.checkpoint_every) if order.path is not None else None
+        self._every = 0 if run.method().lockstep else order.checkpoint_every * n
+        self._asked_for = 0
+        if order.checkpoint:
+            resumed = find_checkpoint(Path(order.checkpoint))
+            self._asked_for = resumed.total_made(n) // max(1, self._every)
+        self._cannot_keep = ""
         self._told = [0] * n
         self._heard = [time.monotonic()] * n
         self._losses = (0.0, 0)
@@ -89,6 +102,7 @@ class Watch:
             self._told[rank] = len(report.news)
         if self.started:
             self._observe()
+            fresh += self._tend_checkpoints()
         self.news += fresh
         return fresh
 
@@ -104,6 +118,20 @@ class Watch:
         """Worker ``rank`` was started again."""
         self.gone.pop(rank, None)
         self.news.append(f"worker {rank} started again")
+
+    def _tend_checkpoints(self) -> list[str]:
+        """Ask for one where workers do not wait for each other, and say which are complete."""
+        total = sum(report.steps for report in self.reports)
+        if self._every and total // self._every > self._asked_for:
+            self._asked_for = total // self._every
+            self.board.want_checkpoint(self._asked_for * self._every)
+        try:
+            if self.keeper is not None and not self._cannot_keep:
+                self.keeper.look([report.rank for report in self.reports if report.rank not in self.gone])
+        except InputError as error:
+            self._cannot_keep = str(error)
+            return [self._cannot_keep]
+        return []
 
     # Points of the history
 
