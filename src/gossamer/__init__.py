@@ -1,8 +1,7 @@
 """Train one PyTorch model on many workers that do not wait for each other."""
 
-from gossamer.api import simulate
+from gossamer.api import join, simulate
 from gossamer.optim import AccumAdam, AccumAdamW
-from gossamer.process.join import join
 from gossamer.tasks import Task
 from gossamer.topology import Topology
 

@@ -1,4 +1,4 @@
-"""Simulation from Python."""
+"""What Python programs call: simulating, and joining the workers of a job."""
 
 from __future__ import annotations
 
@@ -6,9 +6,15 @@ from collections.abc import Callable
 from typing import Any
 
 import networkx as nx
+import torch
+from torch import Tensor, nn
 
 from gossamer.config import resolve
 from gossamer.errors import InputError
+from gossamer.plan.auto import AUTO, choose_for_loop
+from gossamer.process.join import join as join_workers
+from gossamer.process.place import find_place
+from gossamer.process.swarm import Swarm
 from gossamer.tasks import Task
 from gossamer.virtual.simulation import Result, Watch
 from gossamer.virtual.simulation import simulate as run_simulation
@@ -62,3 +68,50 @@ def simulate(
     if len(runs) > 1:
         raise InputError("simulate trains with one method at a time: call it once for each")
     return run_simulation(runs[0], watch)
+
+
+def join(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    *,
+    method: str = "a2cid2",
+    topology: str | nx.Graph = "ring",
+    seed: int = 0,
+    loss: Callable[[], Tensor] | None = None,
+    **settings: Any,
+) -> Swarm:
+    """Train ``model`` together with the other workers of this job, started with torchrun as any PyTorch job.
+
+    The loop stays as it was, ``optimizer.step()`` included::
+
+        swarm = gossamer.join(model, optimizer, method="a2cid2", topology="ring")
+        for x, y in loader:
+            loss_fn(model(x), y).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        swarm.finish()             # identical, averaged weights everywhere
+
+    method, topology
+        Names as in ``gossamer methods`` and ``gossamer topology``; a topology may also be a networkx graph. The method
+        ``auto`` measures the workers for some seconds, plans, and takes the winner and its topology; ``swarm.news``
+        says which.
+    seed
+        The same on all workers.
+    loss
+        For ``auto``: a function that returns the loss of one mini-batch, such as ``lambda: loss_fn(model(x), y)``, to
+        time a step with. The model and the optimizer are put back as they were.
+    settings
+        Options of the method by name, such as ``rate=2``.
+    """
+    if method != AUTO:
+        return join_workers(model, optimizer, method=method, topology=topology, seed=seed, **settings)
+    if loss is None:
+        raise InputError(
+            "method auto has to time a step: give the loss of one mini-batch, as loss=lambda: loss_fn(model(x), y)"
+        )
+    if settings or topology != "ring":
+        raise InputError("method auto chooses the topology and the options too: leave them out, or name a method")
+    choice, chosen = choose_for_loop(find_place(), model, optimizer, loss)
+    swarm = join_workers(model, optimizer, seed=seed, **chosen)
+    swarm.news.append(f"auto: {choice.verdict}")
+    return swarm

@@ -61,7 +61,7 @@ def test_what_if_says_before_and_after(gossamer, file):
 
 
 def test_a_picture_and_where_it_starts_to_pay(gossamer, file, tmp_path):
-    done = gossamer("plan", "--cluster", file, "--parameters", "1e5", "--plot", "plan.png", "--json")
+    done = gossamer("plan", "--cluster", file, "--parameters", "3e4", "--plot", "plan.png", "--json")
     assert (tmp_path / "plan.png").read_bytes().startswith(b"\x89PNG")
     workers, bandwidth = done.document["crossings"]
     assert "over workers: decentralization pays" in workers
@@ -82,3 +82,19 @@ def test_bad_input_is_one_line(gossamer, file, tmp_path):
     bad = tmp_path / "bad.toml"
     bad.write_text(FILE.replace("nodes = 2", "nodes = -2"))
     gossamer("plan", "--cluster", bad, "--task", "digits").refused("cluster.nodes", "-2", "1 or more")
+
+
+def test_a_probe_says_what_is_wrong_before_anything_is_started(gossamer):
+    gossamer("probe", "--seconds", "0").refused("--seconds", "from 1 to 3600")
+    gossamer("probe", "--out", "no/such/folder.toml").refused("--out", "folder")
+    gossamer("probe", "--task", "digit").refused("Did you mean 'digits'")
+    gossamer("probe", "--link", "1mbit").refused("--link is for simulated workers")
+
+
+def test_verifying_needs_the_nodes_and_a_task(gossamer, file):
+    gossamer("plan", "--cluster", file, "--parameters", "10", "--verify").refused("--verify", "--task")
+    gossamer("plan", "--cluster", file, "--task", "digits", "--verify").refused("2 nodes", "torchrun")
+
+
+def test_auto_chooses_the_topology_too(gossamer):
+    gossamer("train", "--method", "auto", "--topology", "ring").refused("--topology")

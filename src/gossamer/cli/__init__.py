@@ -9,11 +9,18 @@ from collections.abc import Sequence
 import torch
 
 import gossamer
-from gossamer.cli import methods, plan, simulate, topology, train
+from gossamer.cli import methods, plan, probe, simulate, topology, train
 from gossamer.cli.options import Parser
 from gossamer.errors import InputError, unknown
 
-COMMANDS = {"simulate": simulate, "train": train, "plan": plan, "topology": topology, "methods": methods}
+COMMANDS = {
+    "simulate": simulate,
+    "train": train,
+    "probe": probe,
+    "plan": plan,
+    "topology": topology,
+    "methods": methods,
+}
 
 
 def parser() -> Parser:

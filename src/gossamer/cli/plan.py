@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,9 @@ from gossamer.plan import clusterfile
 from gossamer.plan.machines import Machines
 from gossamer.plan.predict import Prediction
 from gossamer.plan.recommend import MIXES_WELL, Job, Plan, make_plan, milliseconds
+from gossamer.plan.verify import Check, chosen, measure, num_steps, settings_of
 from gossamer.plan.whatif import EXAMPLES, change
+from gossamer.process.place import Place, started_place
 from gossamer.settings import from_values
 from gossamer.tasks import TaskConfig
 
@@ -26,6 +29,9 @@ SHOWN = 12
 
 CARRIED = ("model", "data", "optimizer", "batch")
 """Options that go on to the command that is recommended."""
+
+VERIFIED = ("task", *CARRIED, "compute", "straggler")
+"""Options that go on to the runs that verify it."""
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -49,6 +55,9 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add("--what-if", metavar="CHANGE", help=f"change one thing first: {', '.join(EXAMPLES.values())}")
     add("--top", metavar="N", default=str(SHOWN), help=f"how many rows to print; 0: all (default: {SHOWN})")
     add("--plot", metavar="FILE", help="draw step time over workers and over bandwidth into a .png, .svg or .pdf file")
+    add("--verify", action="store_true", help="run the best few for real, here or under torchrun, and show the errors")
+    add("--compute", metavar="TEXT", help="for --verify: least time of one gradient, as for gossamer train")
+    add("--straggler", metavar="RANK:FACTOR,…", help="for --verify: slow workers, as for gossamer train")
     add("--seed", metavar="N", default="0", help="for what is drawn at random (default: 0)")
     add("--json", action="store_true", help="print one JSON document")
 
@@ -72,6 +81,10 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         machines, job = changed.machines, Job(job.task, changed.parameters, job.optimizer, job.options)
     plan = make_plan(machines, job, workers=workers, **asked)
     plan.notes.extend(_more_notes(plan))
+    place = started_place() if parsed.verify else None
+    checks = _verify(plan, parsed, place) if parsed.verify else []
+    if place is not None and place.rank != 0:
+        return 0
     pictures = _draw(plan, parsed.plot)
     if parsed.json:
         document = plan.document()
@@ -79,6 +92,8 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
             document |= {"what_if": parsed.what_if, "before": {"verdict": before.verdict, "command": before.command}}
         if parsed.plot is not None:
             document |= {"plot": parsed.plot, "crossings": pictures}
+        if parsed.verify:
+            document["verified"] = [check.document() for check in checks]
         print_json(document)
         return 0
     _show(plan, _number(parsed.top, "--top", int, 0))
@@ -91,6 +106,8 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     print(f"\n  {plan.command}\n")
     for note in plan.notes:
         print_note(f"note: {note}")
+    if checks:
+        _show_checks(checks)
     for words in pictures:
         print(words)
     if parsed.plot is not None:
@@ -142,6 +159,45 @@ def _draw(plan: Plan, path: str | None) -> list[str]:
     from gossamer.plan.plot import draw
 
     return draw(plan, Path(path))
+
+
+def _verify(plan: Plan, parsed: argparse.Namespace, place: Place | None) -> list[Check]:
+    """Run what is worth running for real."""
+    if parsed.task is None:
+        raise InputError("--verify needs something to train: give it as --task")
+    nodes, planned = plan.machines.nodes, plan.winner.workers
+    if place is None and nodes > 1:
+        raise InputError(
+            f"--verify needs the {nodes} nodes of the cluster file: start gossamer plan there with torchrun"
+        )
+    if place is not None and place.workers != planned:
+        raise InputError(f"--verify needs {planned} workers, as planned, but {place.workers} were started")
+    settings = {name: getattr(parsed, name) for name in VERIFIED if getattr(parsed, name) is not None}
+    if plan.machines.nodes > 1 and plan.machines.per_node > 1:
+        settings["nodes"] = plan.machines.nodes
+    checks = []
+    for number, prediction in enumerate(chosen(plan)):
+        candidate = prediction.candidate
+        print(f"verify: {candidate.label} over {candidate.topology}", file=sys.stderr, flush=True)
+        values = settings_of(candidate, settings, num_steps(prediction.step_s, candidate))
+        measured = measure({**values, "workers": prediction.workers}, place, f"verify{number}")
+        if measured is not None:
+            checks.append(Check(prediction, measured))
+    return checks
+
+
+def _show_checks(checks: list[Check]) -> None:
+    rows = [
+        [
+            check.prediction.candidate.label,
+            check.prediction.candidate.topology,
+            milliseconds(check.prediction.step_s),
+            milliseconds(check.measured_s),
+            f"{100 * check.error:+.1f}%",
+        ]
+        for check in checks
+    ]
+    print_table("verified", ["method", "topology", "predicted", "measured", "error"], rows)
 
 
 def _names(text: str | None) -> list[str]:

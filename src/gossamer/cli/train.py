@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from gossamer.cli.auto import settled
 from gossamer.cli.closing import show_comparison
 from gossamer.cli.live import LiveView
 from gossamer.cli.options import add_run_options, given, read_config, shown_command
 from gossamer.cli.output import counted, duration, print_json
 from gossamer.errors import InputError
-from gossamer.process.place import Place, find_place
+from gossamer.process.place import Place, started_place
 from gossamer.runfolder import (
     CONFIG,
     SUMMARY,
@@ -35,6 +35,10 @@ from gossamer.train.result import Result, point_of
 from gossamer.virtual.simulation import Point, plain
 
 DIFFERING = {
+    "method": (
+        "how to train; several, with commas between them, are compared; auto: probe, plan and take the best",
+        "a2cid2",
+    ),
     "workers": ("how many workers; under torchrun as many as it started", str(DEFAULT_WORKERS)),
     "compute": (
         "least time of one gradient: T, lognormal:MEAN,SIGMA, exponential:MEAN or sample:FILE",
@@ -61,7 +65,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
 def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     if parsed.out == "":
         raise InputError("--out is empty: expected the name of a folder, which will be made")
-    place = _started_place()
+    place = started_place()
     if place is None:
         warm_up()
     command = shown_command(arguments)
@@ -106,7 +110,7 @@ def _new(parsed: argparse.Namespace, place: Place | None) -> _Asked:
     every = _every(parsed, 0)
     if every and folder is None:
         raise InputError("--checkpoint-every needs a folder to keep checkpoints in: give one with --out")
-    settings = real_settings(given(parsed), None if place is None else place.workers)
+    settings = real_settings(settled(given(parsed), place), None if place is None else place.workers)
     places = [folder / values["method"] if folder and len(settings) > 1 else folder for values in settings]
     orders = [Order(values, str(own or ""), every) for values, own in zip(settings, places, strict=True)]
     return _Asked(orders, folder)
@@ -150,14 +154,6 @@ def _every(parsed: argparse.Namespace, otherwise: int) -> int:
     if not parsed.checkpoint_every.isdigit():
         raise InputError(f"--checkpoint-every is {parsed.checkpoint_every!r}: expected a whole number of steps")
     return int(parsed.checkpoint_every)
-
-
-def _started_place() -> Place | None:
-    """Which worker this process is, if somebody started it as one of several."""
-    env = os.environ
-    if {"RANK", "WORLD_SIZE"} <= env.keys() or env.get("SLURM_NTASKS", "1") != "1":
-        return find_place()
-    return None
 
 
 def _make(folders: list[Path]) -> None:

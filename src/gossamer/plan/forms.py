@@ -18,6 +18,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 
@@ -97,8 +98,8 @@ class Scene:
         return Shape(self.workers, self.machines.nodes, 1)
 
     def per_run(self, timing: Timing) -> np.ndarray:
-        """A communication's time in each run."""
-        return timing.seconds * np.exp(timing.spread * (self.luck - timing.spread / 2))
+        """A communication's time in each run, on average over its messages."""
+        return timing.seconds * _varied(timing.spread, self.luck)
 
     def passes(self, count: float) -> float:
         """Seconds of so many passes over the parameters, and what every step costs."""
@@ -198,7 +199,7 @@ class Round:
         under_way = np.zeros_like(at)
         if len(self._members):
             last = np.maximum.reduceat(at[:, self._members], self._starts, axis=1)
-            took = self._seconds * np.exp(self._spread * (luck[:, None] - self._spread / 2)) * (not free)
+            took = self._seconds * _varied(self._spread, luck[:, None]) * (not free)
             arrived = np.repeat(last + took, self._sizes, axis=1)
             mixed[:, self._members] = arrived
             under_way[:, self._members] = np.repeat(np.broadcast_to(took, last.shape), self._sizes, axis=1)
@@ -211,6 +212,7 @@ def divisible(scene: Scene, topology: Topology, config: DivisibleConfig) -> Fore
     summed = config.compressor in ("randomblock", "lowrank", "none")
     everybody, times = scene.everybody(), scene.times
     front = times.mean(everybody, message) if summed else times.gather(everybody, message)
+    late = None if summed else times.late_gather(everybody, message)
     back = times.mean(everybody, 2 * scene.size_bytes + ITEM_BYTES)
     period = config.period
     delay = period if config.delay < 0 else config.delay
@@ -218,7 +220,7 @@ def divisible(scene: Scene, topology: Topology, config: DivisibleConfig) -> Fore
     slowest = scene.compute.max(axis=-1) + cost
 
     def finish(free: bool) -> np.ndarray:
-        luck = np.exp(front.spread * scene.luck) * (not free)
+        luck = _varied(front.spread, scene.luck) * (not free)
         at = np.zeros(scene.num_runs)
         warm = np.zeros(scene.num_runs)
         left = np.zeros(scene.num_runs)
@@ -229,14 +231,21 @@ def divisible(scene: Scene, topology: Topology, config: DivisibleConfig) -> Fore
             busy = left > 0
             compute = np.where(busy, scene.slowed(slowest[k], left), slowest[k])
             left = np.maximum(0.0, left - compute)
-            # Both share the cards: what is left of the background takes its half until one of them is done.
-            transfer = front.transfer_s * luck
-            shared = np.minimum(left, transfer)
-            left = np.maximum(0.0, left - shared - front.latency_s * luck)
-            at = at + compute + transfer + shared + front.latency_s * luck
+            if late is None:
+                # Both share the cards: what is left of the background takes its half until one of them is done.
+                transfer = front.transfer_s * luck
+                shared = np.minimum(left, transfer)
+                sent = transfer + shared + front.latency_s * luck
+                left = np.maximum(0.0, left - shared - front.latency_s * luck)
+            else:
+                # Behind the background's queues for as long as there is one.
+                behind = np.minimum(1.0, left / late.seconds) * max(0.0, late.seconds - front.seconds)
+                sent = (front.seconds + behind) * luck
+                left = np.maximum(0.0, left - sent)
+            at = at + compute + sent
             if k == merge_at:
-                late = np.where(left > 0, left + back.latency_s * luck, 0.0)
-                at, left, merge_at = at + late, np.zeros_like(left), -1
+                waited = np.where(left > 0, left + back.latency_s * luck, 0.0)
+                at, left, merge_at = at + waited, np.zeros_like(left), -1
             if k % period == 0 and merge_at < 0:
                 left, merge_at = back.transfer_s * luck, k + delay
                 if delay == 0:
@@ -262,12 +271,11 @@ def divisible(scene: Scene, topology: Topology, config: DivisibleConfig) -> Fore
 
 def lasgd(scene: Scene, topology: Topology, config: LASGDConfig) -> Forecast:
     timing = scene.times.mean(scene.everybody(), scene.size_bytes)
-    cost = scene.passes(2)
-    own = scene.compute.mean(axis=0) + cost
+    own = scene.compute.mean(axis=0) + scene.passes(2)
     # From one merge to the next: the steps of the slowest worker, then the average.
     cycle = config.period * own.max(axis=1) + timing.seconds
     under_way = timing.seconds / np.maximum(cycle, 1e-12)
-    step = _pace(own * (1 + (scene.machines.costs.slowdown - 1) * under_way[:, None]))
+    step = _pace(_beside(scene, own, under_way[:, None]))
     steps_per_cycle = float(np.mean(np.maximum(cycle, step) / step))
     delay = float(np.mean(timing.seconds / step))
     return Forecast(
@@ -281,14 +289,13 @@ def lasgd(scene: Scene, topology: Topology, config: LASGDConfig) -> Forecast:
 
 
 def gossip(scene: Scene, topology: Topology, config: GossipConfig, accelerated: bool = False) -> Forecast:
-    cost = scene.passes(2)
-    own = scene.compute.mean(axis=0) + cost
+    own = scene.compute.mean(axis=0) + scene.passes(2)
     free = _pace(own)
     timing = _slowest_exchange(scene, topology)
     rate = _achieved(config.rate, float(free.mean()), timing.seconds, topology)
     under_way = min(1.0, rate * timing.seconds / float(free.mean()))
     return Forecast(
-        step_s=_pace(own * (1 + (scene.machines.costs.slowdown - 1) * under_way)),
+        step_s=_pace(_beside(scene, own, under_way)),
         free_s=free,
         timing=timing,
         bytes_per_step=rate * scene.size_bytes,
@@ -299,6 +306,13 @@ def gossip(scene: Scene, topology: Topology, config: GossipConfig, accelerated: 
 
 def a2cid2(scene: Scene, topology: Topology, config: GossipConfig) -> Forecast:
     return gossip(scene, topology, config, accelerated=True)
+
+
+def _beside(scene: Scene, own: np.ndarray, under_way: np.ndarray | float) -> np.ndarray:
+    """Steps of workers that do not wait, with messages under way for that share of the time."""
+    costs = scene.machines.costs
+    slower: np.ndarray = own + under_way * ((costs.slowdown - 1) * own + costs.ticket_s)
+    return slower
 
 
 def _slowest_exchange(scene: Scene, topology: Topology) -> Timing:
@@ -326,6 +340,13 @@ def _achieved(wanted: float, step_s: float, exchange_s: float, topology: Topolog
     degree = float(topology.degrees.mean())
     most = degree / (degree + 2) * step_s / exchange_s
     return float((wanted**-4 + most**-4) ** -0.25)
+
+
+def _varied(spread: Any, luck: np.ndarray) -> np.ndarray:
+    """A factor of mean 1 on a run's messages, which vary by ``spread`` one by one."""
+    of_mean = spread / math.sqrt(NUM_STEPS)
+    varied: np.ndarray = np.exp(of_mean * (luck - of_mean / 2))
+    return varied
 
 
 def _pace(own: np.ndarray) -> np.ndarray:

@@ -17,8 +17,8 @@ BACKWARD_SHARE = 2 / 3
 NOWHERE = Link(math.inf, 0.0)
 """The link where there is none: between nodes when there is one node, inside when each has one worker."""
 
-MEAN, EXCHANGE, GATHER = "mean", "exchange", "gather"
-KINDS = (MEAN, EXCHANGE, GATHER)
+MEAN, EXCHANGE, GATHER, LATE_GATHER = "mean", "exchange", "gather", "gather beside a mean"
+KINDS = (MEAN, EXCHANGE, GATHER, LATE_GATHER)
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,8 @@ class Costs:
     """How fast it gets through a gradient when it compresses it and adds up the others'."""
     overhead_s: float = 0.0
     """What a step costs beside all that."""
+    ticket_s: float = 0.0
+    """Asking for the next mini-batch, where workers that do not wait for each other share them out."""
 
 
 @dataclass(frozen=True, kw_only=True)

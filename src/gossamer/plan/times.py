@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from gossamer.plan.machines import EXCHANGE, GATHER, MEAN, Machines, Shape, Table
+from gossamer.plan.machines import EXCHANGE, GATHER, LATE_GATHER, MEAN, Machines, Shape, Table
 from gossamer.virtual.hardware import Link
 
 
@@ -47,6 +47,11 @@ class Times:
     def gather(self, shape: Shape, size_bytes: int) -> Timing:
         """The messages of all members, to all of them."""
         return self._time(GATHER, shape, size_bytes)
+
+    def late_gather(self, shape: Shape, size_bytes: int) -> Timing | None:
+        """A gather while a long mean is under way, which fills the queues on its way; None if it was not measured."""
+        measured = any(table.kind == LATE_GATHER for table in self.machines.tables)
+        return self._time(LATE_GATHER, shape, size_bytes) if measured else None
 
     def _time(self, kind: str, shape: Shape, size_bytes: int) -> Timing:
         if shape.members < 2:
@@ -112,6 +117,7 @@ def formula(machines: Machines, kind: str, shape: Shape, size_bytes: float) -> t
     rounds, volume = {
         MEAN: (2 * (shape.members - 1), 2 * (shape.members - 1) / shape.members * size_bytes),
         GATHER: (shape.members - 1, (shape.members - 1) * size_bytes),
+        LATE_GATHER: (shape.members - 1, 2 * (shape.members - 1) * size_bytes),
         EXCHANGE: (1, size_bytes),
     }[kind]
     return rounds * latency, 0.0 if math.isinf(pace) else volume / pace

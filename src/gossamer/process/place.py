@@ -54,6 +54,14 @@ def find_place() -> Place:
     return Place(rank, workers, host, port, f"gossamer/{run}/{next(_joined)}/")
 
 
+def started_place() -> Place | None:
+    """Which worker this process is, if somebody started it as one of several."""
+    env = os.environ
+    if {"RANK", "WORLD_SIZE"} <= env.keys() or env.get("SLURM_NTASKS", "1") != "1":
+        return find_place()
+    return None
+
+
 def free_port() -> int:
     """A port that nobody listens on."""
     with socket.socket() as probe:

@@ -1,0 +1,167 @@
+"""Workers that measure together: who is there, on which node, and process groups over which nobody waits for ever.
+
+Measuring is not training: a worker that is lost ends it. Everybody notices within seconds and says who it was.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from gossamer.errors import InputError
+from gossamer.process.beats import DEAD_S, Beats
+from gossamer.process.gloo import make_group
+from gossamer.process.place import Place, own_host
+
+POLL_S = 0.01
+BEAT_S = 0.2
+BUILD_S = 30.0
+WAIT_S = 120.0
+"""No single message takes so long."""
+START_S = 120.0
+"""How long the others may take to come."""
+
+
+_HELD: dict[int, dist.Store] = {}
+
+
+def hold_store(place: Place) -> None:
+    """Let the store at which workers meet live as long as this process, if it hosts it.
+
+    Whoever measures and then trains meets several times at the same address, and a store that went and came back would
+    have forgotten those who were quicker.
+    """
+    hosted_by_others = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if place.rank == 0 and not hosted_by_others and place.port not in _HELD:
+        _HELD[place.port] = dist.TCPStore(
+            place.host, place.port, None, True, timedelta(seconds=START_S), wait_for_workers=False, multi_tenant=True
+        )
+
+
+class LostWorker(Exception):
+    """A worker is not there any more."""
+
+
+class Meeting:
+    """This worker among those that measure."""
+
+    def __init__(self, place: Place) -> None:
+        self.place, self.rank, self.workers = place, place.rank, place.workers
+        hold_store(place)
+        self.point = place.meeting_point()
+        self.beats = Beats(place.rank, self.point)
+        self._groups: dict[tuple[str, tuple[int, ...]], Any] = {}
+        self._asked = 0
+        self._over = threading.Event()
+        self._beating = threading.Thread(target=self._beat, name="gossamer-probe-beat", daemon=True)
+        self._beating.start()
+        addresses = self.tell("address", own_host(place.host), START_S)
+        self.beats.all_born = True
+        self.node_of = _nodes(addresses)
+
+    def _beat(self) -> None:
+        while not self._over.is_set():
+            try:
+                self.beats.beat()
+            except RuntimeError:
+                return
+            self._over.wait(BEAT_S)
+
+    def close(self) -> None:
+        self._over.set()
+        self._beating.join(2.0)
+        self._groups.clear()
+        self.point.close()
+
+    def tell(self, what: str, value: Any, within_s: float = WAIT_S) -> list[Any]:
+        """Tell everybody, and hear what everybody has to tell."""
+        self._asked += 1
+        name = f"probe/{self._asked}/{what}"
+        self.point.set(f"{name}/{self.rank}", json.dumps(value))
+        heard = []
+        until = time.monotonic() + within_s
+        for rank in range(self.workers):
+            while (found := self.point.get(f"{name}/{rank}")) is None:
+                if self.beats.dead(rank) or time.monotonic() > until:
+                    raise LostWorker(f"worker {rank}")
+                time.sleep(POLL_S)
+            heard.append(json.loads(found))
+        return heard
+
+    def group(self, members: tuple[int, ...], lane: str = "") -> Any:
+        """The process group of these members; each thread that communicates needs a lane of its own."""
+        if (lane, members) not in self._groups:
+            name = f"probe/group{lane}/" + "-".join(map(str, members))
+            place = members.index(self.rank)
+            self._groups[lane, members] = self._guarded(
+                lambda: make_group(self.point.store(BUILD_S), name, place, len(members), BUILD_S)
+            )
+        return self._groups[lane, members]
+
+    def barrier(self) -> None:
+        """Wait until everybody is here."""
+        self.mean(tuple(range(self.workers)), torch.zeros(1))
+
+    def mean(self, members: tuple[int, ...], vector: Tensor, lane: str = "") -> Tensor:
+        """As in training: a copy, the sum, its share."""
+        out = vector.clone()
+        self._wait([lambda: self.group(members, lane).allreduce([out], dist.AllreduceOptions())])
+        return out.div_(len(members))
+
+    def exchange(self, members: tuple[int, ...], vector: Tensor, received: Tensor) -> None:
+        """Both ways at once; the receive is posted first."""
+        other = 1 - members.index(self.rank)
+        self._wait(
+            [
+                lambda: self.group(members).recv([received], other, 2),
+                lambda: self.group(members).send([vector], other, 2),
+            ]
+        )
+
+    def gather(self, members: tuple[int, ...], vector: Tensor) -> None:
+        """Everybody's vector to everybody, in two messages, as values and indices travel."""
+        half = len(vector) // 2 or 1
+        for part in (vector[:half], vector[:half]):
+            outs = [torch.empty_like(part) for _ in members]
+            self._wait([lambda outs=outs, part=part: self.group(members).allgather([outs], [part])])  # type: ignore[misc]
+
+    def _wait(self, starts: Sequence[Callable[[], Any]]) -> None:
+        def whole() -> None:
+            for work in [start() for start in starts]:
+                work.wait(timedelta(seconds=WAIT_S))
+
+        self._guarded(whole)
+
+    def _guarded(self, action: Callable[[], Any]) -> Any:
+        try:
+            return action()
+        except RuntimeError:
+            # Who is gone shows in its silence.
+            until = time.monotonic() + 2 * DEAD_S
+            while time.monotonic() < until:
+                for rank in range(self.workers):
+                    if self.beats.dead(rank):
+                        raise LostWorker(f"worker {rank}") from None
+                time.sleep(0.1)
+            raise LostWorker("a worker") from None
+
+
+def _nodes(addresses: list[str]) -> list[int]:
+    """Which node each worker is on: workers with the same address are on the same one."""
+    order = list(dict.fromkeys(addresses))
+    nodes = [order.index(address) for address in addresses]
+    per_node = len(addresses) // len(order)
+    if nodes != [rank // per_node for rank in range(len(addresses))] or len(addresses) % len(order):
+        raise InputError(
+            f"the workers are on nodes {nodes}: expected as many on each node, side by side; start them with torchrun"
+        )
+    return nodes

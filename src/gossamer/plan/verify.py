@@ -1,0 +1,98 @@
+"""Predictions held to what happens: run a plan for real and time its steps."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from gossamer.errors import InputError
+from gossamer.plan.predict import Candidate, Prediction
+from gossamer.plan.recommend import Plan
+from gossamer.process.place import Place
+from gossamer.train.conduct import launch, take_part
+from gossamer.train.launch import MeetingPlace, hearing_stops
+from gossamer.train.order import Order, real_settings
+from gossamer.train.result import Result
+
+RUN_S = 10.0
+"""How long one configuration is run, about."""
+LEAST_STEPS, MOST_STEPS = 24, 400
+NUM_CHECKED = 3
+
+
+@dataclass(frozen=True)
+class Check:
+    """A prediction beside what was measured."""
+
+    prediction: Prediction
+    measured_s: float
+
+    @property
+    def error(self) -> float:
+        """How far the prediction was off, relative to what was measured."""
+        return self.prediction.step_s / self.measured_s - 1
+
+    def document(self) -> dict[str, Any]:
+        candidate = self.prediction.candidate
+        return {
+            "method": candidate.method,
+            "topology": candidate.topology,
+            "options": dict(candidate.options),
+            "predicted_s": self.prediction.step_s,
+            "measured_s": self.measured_s,
+            "error": self.error,
+        }
+
+
+def chosen(plan: Plan) -> list[Prediction]:
+    """What is worth running: all-reduce, the winner, and the best of the next methods."""
+    baseline = plan.baselines[plan.winner.workers]
+    best: dict[str, Prediction] = {baseline.candidate.method: baseline, plan.winner.candidate.method: plan.winner}
+    for each in plan.ranking:
+        if each.workers == plan.winner.workers and not plan.why_not(each):
+            best.setdefault(each.candidate.method, each)
+    return list(best.values())[: 1 + NUM_CHECKED]
+
+
+def num_steps(step_s: float, candidate: Candidate, seconds: float = RUN_S) -> int:
+    """Steps that take about so long, whole periods of them."""
+    period = max(1, round(candidate.period))
+    wanted = min(MOST_STEPS, max(LEAST_STEPS, seconds / step_s))
+    return period * math.ceil(wanted / period)
+
+
+def settings_of(candidate: Candidate, settings: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """The settings of ``gossamer train`` for a candidate."""
+    values = {**settings, "method": candidate.method, **candidate.options, "steps": steps}
+    if candidate.over_a_graph:
+        values["topology"] = candidate.topology
+    if candidate.method == "divisible":
+        # The dense steps at its start are not what is predicted.
+        values.setdefault("warmup", 1)
+    return values
+
+
+def step_s(result: Result) -> float:
+    """The time in which workers make one step each on average."""
+    if result.failed or not result.final.total_steps:
+        raise InputError(f"the run came to nothing: {result.failed or 'no steps were made'}")
+    paces = [report.steps / report.seconds for report in result.reports if report.seconds > 0]
+    return len(paces) / sum(paces)
+
+
+def measure(values: dict[str, Any], place: Place | None, name: str) -> float | None:
+    """Train for real: with workers started here, or as the one at ``place``; the time of a step, on rank 0 only."""
+    (settings,) = real_settings(values, None if place is None else place.workers)
+    order = Order(settings)
+    run = order.run()
+    if place is None:
+        with hearing_stops() as stops:
+            result = launch(order, run, MeetingPlace(), stops, lambda view, news: None, lambda point: None, False)
+            if stops.count:
+                raise KeyboardInterrupt
+        return step_s(result)
+    place = replace(place, prefix=f"{place.prefix}{name}/")
+    taken = take_part(order, run, place, lambda view, news: None, lambda point: None)
+    return None if taken is None else step_s(taken)

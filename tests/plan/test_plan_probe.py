@@ -1,0 +1,207 @@
+"""Probing: what is made of measurements; real workers that measure, are lost half-way, or train with the winner."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from gossamer.errors import InputError
+from gossamer.plan import clusterfile
+from gossamer.plan.machines import Shape
+from gossamer.plan.meeting import _nodes
+from gossamer.plan.probe import compute_of, correlation, message_sizes
+from gossamer.plan.recommend import Job, make_plan
+from gossamer.process.place import free_port
+
+PROBE = (
+    *("probe", "--task", "quadratic", "--dim", "20000", "--compute", "constant:10ms"),
+    *("--workers", "3", "--straggler", "2:3"),
+)
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_CPP_LOG_LEVEL": "FATAL"}
+
+
+def gossamer(*arguments, cwd, **started):
+    return subprocess.Popen(
+        [sys.executable, "-m", "gossamer", *map(str, arguments)],
+        env={**ENVIRONMENT, **started},
+        cwd=cwd,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def test_slow_workers_are_told_from_the_typical_one():
+    rng = np.random.default_rng(0)
+    typical = [list(0.1 * np.exp(0.1 * rng.standard_normal(400))) for _ in range(4)]
+    typical[2] = [3 * time for time in typical[2]]
+    found = compute_of(typical, typical, [0.6] * 4)
+    assert found.factors == pytest.approx((1, 1, 3, 1), rel=0.05)
+    assert found.mean_s == pytest.approx(0.1, rel=0.03)
+    assert np.std(np.log(found.sample_s)) == pytest.approx(0.1, rel=0.1)
+    assert found.backward_s == pytest.approx(0.06, rel=0.03)
+    assert found.correlation == pytest.approx(0, abs=0.05)
+    assert len(found.sample_s) == 200
+
+
+def test_noise_makes_nobody_slow():
+    found = compute_of([[0.1, 0.1, 0.1], [0.102, 0.102, 0.102]], [[0.1]] * 2, [0.5, 0.5])
+    assert found.factors == ()
+
+
+def test_workers_that_are_slow_together():
+    rng = np.random.default_rng(0)
+    common = rng.standard_normal(500)
+    times = [np.exp(common + rng.standard_normal(500)) for _ in range(3)]
+    assert correlation(times) == pytest.approx(0.5, abs=0.07)
+    assert correlation([np.ones(20), np.ones(20)]) == 0.0
+
+
+def test_messages_go_from_4_kb_to_the_model():
+    assert message_sizes(4_000_000, "mean", everybody=False) == [4096, 32768, 262144, 2097152, 4_000_000]
+    assert message_sizes(4_000_000, "mean", everybody=True)[-1] == 8_000_000
+    assert message_sizes(4_000_000, "gather", everybody=True) == [4096, 32768, 250_000]
+    assert message_sizes(40, "exchange", everybody=False) == [4096, 32768]
+
+
+def test_workers_side_by_side_on_like_nodes():
+    assert _nodes(["a", "a", "b", "b"]) == [0, 0, 1, 1]
+    for strange in (["a", "b", "a", "b"], ["a", "a", "b"]):
+        with pytest.raises(InputError, match="as many on each node"):
+            _nodes(strange)
+
+
+def test_a_probe_measures_and_its_file_can_be_planned_with(tmp_path):
+    out, err = (process := gossamer(*PROBE, "--seconds", "3", "--json", cwd=tmp_path)).communicate(timeout=100)
+    assert process.returncode == 0, err
+    document = json.loads(out)
+    machines = clusterfile.read(tmp_path / "cluster.toml")
+    assert document["cluster"]["workers_per_node"] == machines.per_node == 3
+    assert machines.compute.factors[2] == pytest.approx(3, rel=0.3)
+    assert machines.compute.mean_s >= 0.01
+    assert machines.parameters == 20_000
+    assert machines.costs.slowdown >= 1
+    shapes = {(table.kind, table.shape) for table in machines.tables}
+    assert shapes >= {
+        ("exchange", Shape(2, 1, 1)),
+        ("mean", Shape(3, 1, 1)),
+        ("mean", Shape(2, 1, 1)),
+        ("gather", Shape(3, 1, 1)),
+        ("gather beside a mean", Shape(3, 1, 1)),
+    }
+    plan = make_plan(machines, Job("quadratic", machines.parameters))
+    # One is three times slower: who does not wait for it wins.
+    assert plan.winner.candidate.method in ("lasgd", "gossip", "a2cid2")
+    assert not plan.notes
+
+
+def children(pid):
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
+def test_a_probe_that_loses_a_worker_says_so_and_keeps_what_it_had(tmp_path):
+    process = gossamer(*PROBE, "--seconds", "60", cwd=tmp_path)
+    for line in process.stderr:
+        if "messages" in line:
+            break
+    os.kill(children(process.pid)[1], signal.SIGKILL)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert out == ""
+    last = [line for line in err.splitlines() if line.startswith("gossamer: ")]
+    assert last == [
+        "gossamer: worker 1 was lost while measuring messages: " + last[0].partition("messages: ")[2],
+    ]
+    assert "compute times" in last[0]
+    assert last[0].endswith("in cluster.partial.toml")
+    assert "worker 1 was lost" in (tmp_path / "cluster.partial.toml").read_text()
+    assert not (tmp_path / "cluster.toml").exists()
+
+
+def test_train_with_auto_says_what_it_took(tmp_path):
+    asked = ("--task", "quadratic", "--compute", "constant:5ms", "--workers", "2", "--steps", "20", "--json")
+    process = gossamer("train", "--method", "auto", *asked, cwd=tmp_path)
+    out, err = process.communicate(timeout=110)
+    assert process.returncode == 0, err
+    (verdict,) = [line for line in err.splitlines() if line.startswith(("auto: Take", "auto: Stay"))]
+    (result,) = json.loads(out)["results"]
+    assert f" {result['method']}" in verdict.replace("all-reduce", "allreduce")
+    assert result["total_steps"] == 40
+
+
+JOINED = """
+import torch
+import gossamer
+
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+x = torch.randn(32, 4)
+y = x.sum(1, keepdim=True)
+before = [p.clone() for p in model.parameters()]
+swarm = gossamer.join(model, optimizer, method="auto", loss=lambda: torch.nn.functional.mse_loss(model(x), y))
+assert all(torch.equal(p, q) for p, q in zip(before, model.parameters()))
+print([news for news in swarm.news if news.startswith("auto: ")][0])
+for _ in range(60):
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model(x), y).backward()
+    optimizer.step()
+swarm.finish()
+assert float(torch.nn.functional.mse_loss(model(x), y)) < 0.5
+print("done")
+"""
+
+
+def test_join_with_auto_measures_puts_everything_back_and_trains(tmp_path):
+    (tmp_path / "loop.py").write_text(JOINED)
+    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    workers = [
+        subprocess.Popen(
+            [sys.executable, "loop.py"],
+            env={**ENVIRONMENT, **meeting, "RANK": str(rank)},
+            cwd=tmp_path,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    told = []
+    for worker in workers:
+        out, err = worker.communicate(timeout=110)
+        assert worker.returncode == 0, err
+        assert out.endswith("done\n")
+        told.append(out)
+    assert told[0] == told[1]
+
+
+def test_join_with_auto_asks_for_a_loss():
+    import torch
+
+    import gossamer as library
+
+    model = torch.nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(InputError, match="loss=lambda"):
+        library.join(model, optimizer, method="auto")
+    with pytest.raises(InputError, match="leave them out"):
+        library.join(model, optimizer, method="auto", loss=lambda: model(torch.ones(2)).sum(), rate=2)
+
+
+def test_a_wait_for_somebody_who_never_comes_ends(tmp_path, monkeypatch):
+    from gossamer.plan import meeting as room
+    from gossamer.process.place import Place
+
+    monkeypatch.setattr(room, "START_S", 0.5)
+    began = time.monotonic()
+    with pytest.raises(room.LostWorker, match="worker 1"):
+        room.Meeting(Place(0, 2, "127.0.0.1", free_port(), "alone/"))
+    assert time.monotonic() - began < 30
