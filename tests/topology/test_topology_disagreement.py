@@ -31,7 +31,9 @@ def exact(topology, rate, eta, alpha_tilde, times):
 
 
 @pytest.mark.parametrize("accelerated", [False, True])
-@pytest.mark.parametrize(("name", "tolerance"), [("ring", 1e-6), ("complete", 1e-6), ("hypercube", 1e-6), ("star", 0.5)])
+@pytest.mark.parametrize(
+    ("name", "tolerance"), [("ring", 1e-6), ("complete", 1e-6), ("hypercube", 1e-6), ("star", 0.5)]
+)
 def test_pairs_against_the_whole_covariance(name, tolerance, accelerated):
     topology = build(name, workers=8, seed=0)
     rate = 1.5
