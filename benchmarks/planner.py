@@ -7,8 +7,9 @@
 Four workers, a process each, on four hosts (network namespaces: needs root and iproute2) whose links carry 50, 200 or
 1,000 Mbit/s or whatever the machine can do. Compute is waiting, as on an accelerator, so that four workers do not fight
 over few cores: 100 ms a step; the same with one worker three times slower; log-normal times, σ = 0.3. In each setting
-the workers probe the cluster, predict every candidate, and then train with it; the recommended one is compared with the
-best that was measured. Results are kept under ``benchmarks/results/planner``, setting by setting.
+the workers probe the cluster and then train with every candidate. What was probed and what was measured is kept under
+``benchmarks/results/planner``; predictions are made from the former, and the recommended candidate is compared with the
+best of all that were measured.
 """
 
 from __future__ import annotations
@@ -19,12 +20,15 @@ import statistics
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from gossamer.plan.recommend import MIXES_WELL
+from gossamer.plan import clusterfile
+from gossamer.plan.predict import Candidate, Prediction
+from gossamer.plan.recommend import Job, Plan, make_plan
 from gossamer.process.place import free_port
 from hosts import Hosts
 from tables import table
@@ -34,7 +38,7 @@ WORKER = Path(__file__).with_name("planner_worker.py")
 RESULTS = Path(__file__).with_name("results") / "planner"
 WORKERS = 4
 PARAMETERS = 500_000
-PROBE_S, RUN_S = 40.0, 5.0
+PROBE_S, RUN_S = 30.0, 4.0
 
 BANDWIDTHS: dict[str, float | None] = {"50": 50, "200": 200, "1000": 1000, "unlimited": None}
 COMPUTE: dict[str, dict[str, str]] = {
@@ -102,40 +106,64 @@ def run_setting(bandwidth: str, compute: str) -> dict[str, Any]:
     return found
 
 
-def show(settings: list[dict[str, Any]]) -> None:
-    errors = [abs(row["predicted_s"] / row["measured_s"] - 1) for each in settings for row in each["rows"]]
-    print("### Predicted and measured milliseconds per step\n")
+@dataclass(frozen=True)
+class Setting:
+    """One setting: what was measured, and what is predicted from its probe."""
+
+    name: str
+    measured: list[float]
+    plan: Plan
+    """Of the candidates, in some order."""
+
+    @classmethod
+    def kept(cls, path: Path) -> Setting:
+        found = json.loads(path.read_text())
+        machines = clusterfile.read(path.with_suffix(".toml"))
+        candidates = [Candidate(*each) for each in CANDIDATES]
+        plan = make_plan(machines, Job("quadratic", machines.parameters, "adam"), only=candidates)
+        return cls(f"{found['bandwidth']}, {found['compute']}", [row["measured_s"] for row in found["rows"]], plan)
+
+    def prediction(self, position: int) -> Prediction:
+        method, topology, options = CANDIDATES[position]
+        return next(each for each in self.plan.ranking if each.candidate == Candidate(method, topology, options))
+
+    @property
+    def recommended(self) -> int:
+        """The position of the winner among the candidates."""
+        return next(k for k in range(len(CANDIDATES)) if self.prediction(k) == self.plan.winner)
+
+
+def show(settings: list[Setting]) -> None:
+    errors = []
     lines: list[dict[str, Any]] = []
     for position, (method, topology, _) in enumerate(CANDIDATES):
         line = {"method": method, "topology": topology}
         for each in settings:
-            row = each["rows"][position]
-            times = f"{1e3 * row['predicted_s']:.0f} / {1e3 * row['measured_s']:.0f}"
-            line[f"{each['bandwidth']}, {each['compute']}"] = times
+            predicted, measured = each.prediction(position).step_s, each.measured[position]
+            errors.append(abs(predicted / measured - 1))
+            line[each.name] = f"{1e3 * predicted:.0f} / {1e3 * measured:.0f}"
         lines.append(line)
+    print("Predicted / measured milliseconds per step:\n")
     print(table(lines))
     print(
         f"\n{len(errors)} configurations: absolute error median {100 * statistics.median(errors):.1f}%, "
         f"90th percentile {100 * float(np.quantile(errors, 0.9)):.1f}%, largest {100 * max(errors):.1f}%.\n"
     )
-    print("### Recommended, and the best measured\n")
-    lines: list[dict[str, Any]] = []
+    lines = []
     near = 0
     for each in settings:
-        chosen = next(
-            row for row in each["rows"] if [row["method"], row["topology"], row["options"]] == each["recommended"]
-        )
-        best = min((row for row in each["rows"] if row["contraction"] <= MIXES_WELL), key=lambda row: row["measured_s"])
-        behind = chosen["measured_s"] / best["measured_s"] - 1
+        chosen, best = each.recommended, int(np.argmin(each.measured))
+        behind = each.measured[chosen] / each.measured[best] - 1
         near += behind <= 0.05
         lines.append(
             {
-                "setting": f"{each['bandwidth']}, {each['compute']}",
-                "recommended": f"{chosen['method']} {chosen['topology']}",
-                "its ms": round(1e3 * chosen["measured_s"]),
-                "best that averages well": f"{best['method']} {best['topology']}",
-                "ms": round(1e3 * best["measured_s"]),
+                "setting": each.name,
+                "recommended": " ".join(CANDIDATES[chosen][:2]),
+                "measured, ms": round(1e3 * each.measured[chosen]),
+                "best measured": " ".join(CANDIDATES[best][:2]),
+                "ms": round(1e3 * each.measured[best]),
                 "behind": f"{100 * behind:+.1f}%",
+                "contraction of the two": " and ".join(f"{each.prediction(k).contraction:.2f}" for k in (chosen, best)),
             }
         )
     print(table(lines))
@@ -153,7 +181,7 @@ def main() -> None:
         print(f"{setting} …", file=sys.stderr, flush=True)
         run_setting(*setting.split("/"))
     kept = [RESULTS / f"{setting.replace('/', '-')}.json" for setting in every]
-    show([json.loads(path.read_text()) for path in kept if path.exists()])
+    show([Setting.kept(path) for path in kept if path.exists()])
 
 
 if __name__ == "__main__":

@@ -16,7 +16,6 @@ from gossamer.plan.machines import Machines
 from gossamer.plan.meeting import Meeting
 from gossamer.plan.predict import Candidate, predict
 from gossamer.plan.probe import probe
-from gossamer.plan.recommend import Job, make_plan
 from gossamer.plan.verify import measure, num_steps, settings_of
 from gossamer.process.place import Place, find_place
 from gossamer.seeds import stream
@@ -59,25 +58,13 @@ def main() -> None:
                 "topology": candidate.topology,
                 "options": dict(candidate.options),
                 "steps": steps,
-                "predicted_s": prediction.step_s,
                 "measured_s": measured,
-                "contraction": prediction.contraction,
-                "bound_by": prediction.bound_by,
             }
         )
         if place.rank == 0:
             print(f"  {candidate.label} {candidate.topology}: {prediction.step_s:.4f} {measured:.4f}", flush=True)
     if place.rank == 0:
-        topologies = list(dict.fromkeys(each.topology for each in candidates))
-        plan = make_plan(
-            machines, Job("quadratic", machines.parameters, "adam"), topologies=topologies, only=candidates
-        )
-        winner = plan.winner.candidate
-        found = {
-            "rows": rows,
-            "recommended": [winner.method, winner.topology, dict(winner.options)],
-            "probe_s": probe_s,
-        }
+        found = {"rows": rows, "probe_s": probe_s}
         Path(spec["out"]).write_text(json.dumps(found))
         clusterfile.write(machines, Path(spec["out"]).with_suffix(".toml"))
 

@@ -82,7 +82,7 @@ def test_one_node_is_started_without_torchrun():
 
 
 def test_a_plan_that_hardly_averages_does_not_win_however_fast():
-    slow = machines(gbit=0.5)
+    slow = machines(gbit=0.2)
     found = plan(slow)
     fast = [each for each in found.ranking if each.step_s < 0.9 * found.winner.step_s]
     assert fast
@@ -90,7 +90,7 @@ def test_a_plan_that_hardly_averages_does_not_win_however_fast():
     assert any(found.why_not(each) == "hardly averages" for each in fast)
     blind = plan(slow, mixing=1.0)
     assert blind.winner.step_s < found.winner.step_s
-    assert blind.winner.contraction > 0.9
+    assert blind.winner.contraction > 0.95
 
 
 def test_a_method_with_an_optimizer_of_its_own_is_recommended_only_to_its_users():

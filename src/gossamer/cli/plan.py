@@ -18,7 +18,7 @@ from gossamer.methods import find
 from gossamer.plan import clusterfile
 from gossamer.plan.machines import Machines
 from gossamer.plan.predict import Prediction
-from gossamer.plan.recommend import MIXES_WELL, Job, Plan, make_plan, milliseconds
+from gossamer.plan.recommend import MIXES_WELL, UNNAMED, Job, Plan, make_plan, milliseconds
 from gossamer.plan.verify import Check, chosen, measure, num_steps, settings_of
 from gossamer.plan.whatif import EXAMPLES, change
 from gossamer.process.place import Place, started_place
@@ -85,7 +85,7 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     checks = _verify(plan, parsed, place) if parsed.verify else []
     if place is not None and place.rank != 0:
         return 0
-    pictures = _draw(plan, parsed.plot)
+    pictures = _draw(plan, parsed)
     if parsed.json:
         document = plan.document()
         if before is not None:
@@ -129,7 +129,7 @@ def _job(parsed: argparse.Namespace, machines: Machines) -> Job:
         optimizer = parsed.optimizer or str(task.defaults.get("optimizer", RunConfig.optimizer))
     if parsed.parameters is not None:
         parameters = round(_number(parsed.parameters, "--parameters", float, 1.0))
-    return Job(parsed.task or "TASK.py", parameters, optimizer.lower(), options)
+    return Job(parsed.task or UNNAMED, parameters, optimizer.lower(), options)
 
 
 def _count_parameters(model: Any) -> int:
@@ -153,12 +153,12 @@ def _more_notes(plan: Plan) -> list[str]:
     return notes
 
 
-def _draw(plan: Plan, path: str | None) -> list[str]:
-    if path is None:
+def _draw(plan: Plan, parsed: argparse.Namespace) -> list[str]:
+    if parsed.plot is None:
         return []
     from gossamer.plan.plot import draw
 
-    return draw(plan, Path(path))
+    return draw(plan, Path(parsed.plot), _names(parsed.method), _names(parsed.topology))
 
 
 def _verify(plan: Plan, parsed: argparse.Namespace, place: Place | None) -> list[Check]:
@@ -238,7 +238,8 @@ def _show(plan: Plan, top: int) -> None:
     machines, job = plan.machines, plan.job
     nodes = f"{counted(machines.nodes, 'node')} of {counted(machines.per_node, 'worker')}"
     shown = [name for name in COLUMNS if name != "workers" or several]
-    title = f"{job.task}, {job.parameters / 1e6:.3g} M parameters, {nodes}"
+    task = "" if job.task == UNNAMED else f"{job.task}, "
+    title = f"{task}{job.parameters / 1e6:.3g} M parameters, {nodes}"
     cells = [{**_cells(plan, each), "workers": f"{each.workers}"} for each in rows]
     left_out = print_table(
         title, shown, [[row[name] for name in shown] for row in cells], spare=["memory", "interval", "sent"]

@@ -293,7 +293,8 @@ def gossip(scene: Scene, topology: Topology, config: GossipConfig, accelerated: 
     free = _pace(own)
     timing = _slowest_exchange(scene, topology)
     rate = _achieved(config.rate, float(free.mean()), timing.seconds, topology)
-    under_way = min(1.0, rate * timing.seconds / float(free.mean()))
+    # Whoever finds no partner is waited for by others: links are as busy as was asked for.
+    under_way = min(1.0, config.rate * timing.seconds / float(free.mean()))
     return Forecast(
         step_s=_pace(_beside(scene, own, under_way)),
         free_s=free,

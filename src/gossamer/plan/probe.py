@@ -212,9 +212,9 @@ class Prober:
             raise failed[0]
         factors = self.findings.compute.worker_factors(self.meeting.workers)
         own = statistics.median(times) / float(factors[self.meeting.rank])
-        told = np.median(self.meeting.tell("beside", [own, statistics.median(tickets)]), axis=0)
-        slower = float(told[0]) / _median(self.findings.compute)
-        self.findings.costs = Costs(slowdown=max(1.0, slower), ticket_s=float(told[1]))
+        told = np.array(self.meeting.tell("beside", [own, statistics.fmean(tickets)]))
+        slower = float(np.median(told[:, 0])) / _median(self.findings.compute)
+        self.findings.costs = Costs(slowdown=max(1.0, slower), ticket_s=float(told[:, 1].mean()))
         self.findings.tables.append(small)
 
     def _steps_beside(self, steps: Steps, keep_pace: Callable[[float], None]) -> tuple[list[float], list[float]]:

@@ -14,14 +14,18 @@ from gossamer.plan.forms import Scene
 from gossamer.plan.machines import Machines
 from gossamer.plan.predict import Candidate, Prediction, candidates, ddp_step_s, predict
 
-MIXES_WELL = 0.9
-"""Plans that leave more than this share of a disagreement per step are shown, but not recommended."""
+MIXES_WELL = 0.95
+"""Plans that leave more than this share of a disagreement per step are shown, but not recommended: those that average
+less than an exact mean of all every twenty steps would."""
 
 PAYS = 1.05
 """A plan has to be so many times faster than all-reduce to be worth changing anything."""
 
 SAME = 0.02
 """Step times that differ by less are the same: the plan that averages better wins."""
+
+UNNAMED = "TASK.py"
+"""Stands for the task where only the model's size is known."""
 
 RUNS, RUNS_OF_MANY, MANY = 16, 4, 256
 """Simulated runs per candidate, and fewer of them from so many workers on."""
