@@ -55,7 +55,7 @@ def facts(command: str, world: str, time_unit: str) -> dict[str, Any]:
         "command": command,
         "world": world,
         "time_unit": time_unit,
-        "started": datetime.now(UTC).isoformat(timespec="seconds"),
+        "started": datetime.now(UTC).isoformat(timespec="milliseconds"),
     }
 
 

@@ -9,13 +9,15 @@ from collections.abc import Sequence
 import torch
 
 import gossamer
-from gossamer.cli import methods, plan, probe, simulate, topology, train
+from gossamer.cli import methods, plan, probe, report, simulate, topology, train, watch
 from gossamer.cli.options import Parser
 from gossamer.errors import InputError, unknown
 
 COMMANDS = {
     "simulate": simulate,
     "train": train,
+    "report": report,
+    "watch": watch,
     "probe": probe,
     "plan": plan,
     "topology": topology,

@@ -41,6 +41,7 @@ from gossamer.effects import Asking, Pair, Swap
 from gossamer.methods.gossip import GossipConfig
 from gossamer.methods.method import Method, MethodConfig
 from gossamer.topology import Topology
+from gossamer.topology.disagreement import Disagreement, Pairwise
 from gossamer.worker import Worker
 
 
@@ -84,6 +85,9 @@ class A2CiD2(Method):
     def finish(self, worker: Worker) -> Asking:
         self.advance(worker)
         yield from ()
+
+    def disagreement(self) -> Disagreement:
+        return Pairwise(self.topology, self.rate, self.eta, self.alpha_tilde)
 
     def background(self, worker: Worker) -> Asking:
         beyond = self.alpha_tilde - 0.5

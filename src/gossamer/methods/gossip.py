@@ -24,6 +24,7 @@ from gossamer.effects import Asking, Pair, Swap
 from gossamer.methods.method import Method, MethodConfig
 from gossamer.settings import option
 from gossamer.topology import Topology
+from gossamer.topology.disagreement import Disagreement, Pairwise
 from gossamer.worker import Worker
 
 
@@ -45,6 +46,9 @@ class Gossip(Method):
     def __init__(self, config: GossipConfig, topology: Topology) -> None:
         super().__init__(config, topology)
         self.rate = config.rate
+
+    def disagreement(self) -> Disagreement:
+        return Pairwise(self.topology, self.rate)
 
     def background(self, worker: Worker) -> Asking:
         while True:

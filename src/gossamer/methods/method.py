@@ -11,6 +11,7 @@ from torch import Tensor
 from gossamer.effects import Asking, Update
 from gossamer.settings import Settings
 from gossamer.topology import Topology
+from gossamer.topology.disagreement import Disagreement
 from gossamer.worker import Worker
 
 
@@ -65,6 +66,10 @@ class Method:
     def regrouped(self, worker: Worker) -> None:
         """The group was rebuilt, and all members are at the same step: drop what was under way among the old ones."""
         worker.tickets.clear()
+
+    def disagreement(self) -> Disagreement | None:
+        """What the topology's spectrum says about how far apart the workers will be; None if it says nothing."""
+        return None
 
     def finish(self, worker: Worker) -> Asking:
         """Once, after the last step: apply what is still under way."""

@@ -27,6 +27,7 @@ from gossamer.effects import Asking, Mean, Start, Update, Wait
 from gossamer.methods.method import Method, MethodConfig
 from gossamer.settings import option
 from gossamer.topology import Topology
+from gossamer.topology.disagreement import Disagreement, InRounds
 from gossamer.worker import Worker
 
 
@@ -60,6 +61,9 @@ class Overlap(Method):
             members, strength = group.members, group.strength
         worker.scalars["strength"] = strength
         worker.tickets["mix"] = yield Start(Mean(worker.x, round=round, topic="model", group=members))
+
+    def disagreement(self) -> Disagreement:
+        return InRounds(self.topology)
 
     def merge(self, worker: Worker) -> Asking:
         """Wait for the averaging under way, if there is one, and move to it."""

@@ -53,9 +53,9 @@ def draw(topology: Topology, path: str | os.PathLike[str]) -> None:
     axes = figure.add_subplot()
     axes.set_aspect("equal")
     axes.axis("off")
-    positions = _positions(topology)
-    _draw_edges(axes, topology, positions)
-    _draw_workers(axes, topology, positions)
+    places = positions(topology)
+    _draw_edges(axes, topology, places)
+    _draw_workers(axes, topology, places)
     axes.margins(0.06)
     constants = topology.constants()
     facts = f"χ1 {constants.chi1:.3g}   χ2 {constants.chi2:.3g}   spectral gap {constants.spectral_gap:.3g}"
@@ -70,7 +70,7 @@ def draw(topology: Topology, path: str | os.PathLike[str]) -> None:
         ) from None
 
 
-def _positions(topology: Topology) -> np.ndarray:
+def positions(topology: Topology) -> np.ndarray:
     """Where each worker stands, [workers, 2], about the unit circle in size."""
     n = topology.workers
     kind = topology.layout.partition(":")[0]

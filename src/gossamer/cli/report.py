@@ -1,0 +1,40 @@
+"""Turn runs into one page of pictures: learning, consensus, workers, traffic; several are compared."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Sequence
+from pathlib import Path
+
+from gossamer.cli.output import counted, print_json, size
+from gossamer.errors import InputError
+from gossamer.report.figures import figures
+from gossamer.report.page import page
+from gossamer.report.runs import find_runs, read_run
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folders that simulate or train have written with --out")
+    parser.add_argument("--out", metavar="FILE", help="the page to write (default: report.html)")
+    parser.add_argument("--json", action="store_true", help="print the figures behind the page as one JSON document")
+
+
+def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
+    folders = list(dict.fromkeys(folder for name in parsed.runs for folder in find_runs(Path(name))))
+    kept = [read_run(folder) for folder in folders]
+    document = figures(kept)
+    if parsed.out is not None or not parsed.json:
+        target = Path(parsed.out if parsed.out is not None else "report.html")
+        written = page(document)
+        try:
+            target.write_text(written, encoding="utf-8")
+        except OSError as error:
+            raise InputError(f"--out {target} cannot be written to: {error.strerror}; give another file") from None
+    if parsed.json:
+        print_json(document)
+        return 0
+    for shown in document["runs"]:
+        for note in shown["notes"]:
+            print(f"note: {shown['name']}: {note}")
+    print(f"{counted(len(kept), 'run')} in {target} ({size(len(written.encode()))}): open it in a browser")
+    return 0

@@ -1,0 +1,49 @@
+"""Serve the report of a run that goes on, refreshing itself, on this machine."""
+
+from __future__ import annotations
+
+import argparse
+import ipaddress
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from gossamer.cli.output import print_json
+from gossamer.errors import InputError
+from gossamer.report.server import Server, Watched
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="the folder that simulate or train writes with --out")
+    parser.add_argument(
+        "--host", metavar="ADDRESS", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, only here)"
+    )
+    parser.add_argument("--port", metavar="N", default="0", help="port to listen on (default: any that is free)")
+    parser.add_argument("--json", action="store_true", help="say where it is as one JSON document")
+
+
+def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
+    if not parsed.port.isdecimal() or int(parsed.port) > 65535:
+        raise InputError(f"--port is {parsed.port}: expected a number between 0 and 65535")
+    with Server(Watched(Path(parsed.run)), _address(parsed.host), int(parsed.port)) as server:
+        if parsed.json:
+            print_json({"url": server.url, "run": parsed.run})
+        else:
+            print(f"{parsed.run} is shown at {server.url} (Ctrl-C ends that, not the run)")
+        sys.stdout.flush()
+        try:
+            server.serve_forever(poll_interval=0.2)
+        except KeyboardInterrupt:
+            if not parsed.json:
+                print()
+    return 0
+
+
+def _address(host: str) -> str:
+    try:
+        found = ipaddress.IPv4Address("127.0.0.1" if host == "localhost" else host)
+    except ValueError:
+        raise InputError(
+            f"--host is {host!r}: expected an IPv4 address of this machine, such as 127.0.0.1, or 0.0.0.0 for all"
+        ) from None
+    return str(found)
