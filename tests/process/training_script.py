@@ -18,8 +18,10 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
     os.environ.update(environment, RANK=str(rank))
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    device = torch.device(order.get("device", "cpu"))
     centres = torch.randn(4, 16) * 2
     model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    model.to(device)
     if order.get("other_start") and rank:
         for parameter in model.parameters():
             nn.init.ones_(parameter)
@@ -38,7 +40,7 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
     for step in range(steps):
         labels = torch.randint(0, 4, (16,), generator=generator)
         inputs = centres[labels] + torch.randn(16, 16, generator=generator)
-        nn.functional.cross_entropy(model(inputs), labels).backward()
+        nn.functional.cross_entropy(model(inputs.to(device)), labels.to(device)).backward()
         time.sleep(order.get("compute_s", 0.01))
         if order.get("poison") == (rank, step):
             next(model.parameters()).grad.fill_(float("nan"))
@@ -58,6 +60,6 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
     labels = torch.arange(4).repeat(100)
     inputs = centres[labels] + torch.randn(400, 16, generator=torch.Generator().manual_seed(99))
     with torch.no_grad():
-        accuracy = float((model(inputs).argmax(1) == labels).float().mean())
+        accuracy = float((model(inputs.to(device)).argmax(1).cpu() == labels).float().mean())
     weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     out.send({"at": "finished", "accuracy": accuracy, "weights": weights.tolist(), "news": swarm.news})
