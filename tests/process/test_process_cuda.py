@@ -2,9 +2,14 @@
 
 import pytest
 import torch
+import torch.distributed as dist
 from real_workers import RealWorkers
+from torch import nn
 
+import gossamer
 from gossamer.methods import METHODS
+from gossamer.process import nccl
+from gossamer.process.staging import Staging
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU with CUDA")
 
@@ -25,3 +30,29 @@ def test_a_killed_worker_on_a_shared_gpu_comes_back() -> None:
         workers.restart(1).until(lambda report: report.get("exchanges", 0) > 0, 60)
         ends = workers.finished()
     assert all(end["weights"] == ends[0]["weights"] for end in ends)
+
+
+def test_an_nccl_group_of_one_averages_beside_the_training_stream() -> None:
+    device = torch.device("cuda", 0)
+    group = nccl.make_group(dist.HashStore(), "smoke", 0, 1)
+    staging = Staging(device, nccl=True)
+    vector = torch.arange(1000.0, device=device)
+    with staging.sending("foreground", vector) as (travels,):
+        assert travels.is_cuda
+        group.allreduce([travels], dist.AllreduceOptions()).wait()
+    assert torch.equal(staging.to_device(travels).cpu(), torch.arange(1000.0))
+    # A second thread's messages go through host memory.
+    with staging.sending("courier", vector) as (travels,):
+        assert travels.device.type == "cpu"
+    nccl.sever(group)
+
+
+def test_one_worker_trains_with_nccl() -> None:
+    model = nn.Linear(4, 2).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gossamer.join(model, optimizer, method="allreduce", transport="nccl"):
+        for _ in range(5):
+            model(torch.ones(3, 4, device="cuda")).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert torch.isfinite(model.weight).all()

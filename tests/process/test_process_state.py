@@ -85,3 +85,11 @@ def test_one_worker_with_parameters_of_several_dtypes_trains_as_without_us(metho
     for (name, expected), got in zip(plain.named_parameters(), ours.parameters(), strict=True):
         assert got.dtype == expected.dtype, name
         assert torch.equal(got, expected), name
+
+
+def test_a_transport_that_cannot_be_is_refused() -> None:
+    model, optimizer = resume_script.model_and_optimizer("gossip")
+    with pytest.raises(InputError, match='transport "nccl" needs a model on CUDA'):
+        gossamer.join(model, optimizer, transport="nccl")
+    with pytest.raises(InputError, match="transport"):
+        gossamer.join(model, optimizer, transport="nvlink")

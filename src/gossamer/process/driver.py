@@ -190,14 +190,14 @@ class Driver:
             raise Stopped
 
     def _mean(self, effect: Mean, lane: str, of: Membership) -> Tensor:
-        vector = self.staging.to_host(effect.vector, lane)
-        mean, members = self.groups.mean(of, lane, vector, effect.group)
+        with self.staging.sending(lane, effect.vector) as (vector,):
+            mean, members = self.groups.mean(of, lane, vector, effect.group)
         self._account(members, 2 * (members - 1) / members, vector)
         return self.staging.to_device(mean)
 
     def _gather(self, effect: Gather, lane: str, of: Membership) -> list[tuple[Tensor, ...]]:
-        tensors = tuple(self.staging.to_host(tensor, f"{lane} {at}") for at, tensor in enumerate(effect.tensors))
-        gathered = self.groups.gather(of, lane, tensors)
+        with self.staging.sending(lane, *effect.tensors) as tensors:
+            gathered = self.groups.gather(of, lane, tensors)
         for tensor in tensors:
             self._account(len(gathered), len(gathered) - 1, tensor)
         return [tuple(self.staging.to_device(tensor) for tensor in each) for each in gathered]

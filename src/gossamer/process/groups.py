@@ -22,9 +22,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gossamer.process import gloo, nccl
 from gossamer.process.beats import Beats
 from gossamer.process.deadline import Deadline
-from gossamer.process.gloo import make_group, sever
 from gossamer.process.meeting_point import MeetingPoint
 
 POLL_S = 0.02
@@ -98,11 +98,15 @@ class Membership:
         self._lock = threading.RLock()
 
     def run(
-        self, lane: str, communicate: Callable[[Any], list[dist.Work]], among: tuple[int, ...] | None = None
+        self,
+        lane: str,
+        communicate: Callable[[Any], list[dist.Work]],
+        among: tuple[int, ...] | None = None,
+        on_gpu: bool = False,
     ) -> list[int]:
         """Communicate with those of ``among`` (everybody) that are present; again, if that fails, among the survivors.
 
-        Returns who took part.
+        Returns who took part. ``on_gpu``: what travels lies on GPUs, one for each worker.
         """
         while True:
             with self._lock:
@@ -117,7 +121,7 @@ class Membership:
                 return present
             self._began[lane] = began = time.monotonic()
             try:
-                self._wait(communicate(self._lane(lane, generation, present)))
+                self._wait(communicate(self._lane(lane, generation, present, on_gpu)))
             except RuntimeError:
                 with self._lock:
                     if self.generation == generation:
@@ -220,14 +224,17 @@ class Membership:
         done = self.until_done and self.groups.point.get(f"done/{member}") is not None
         return done or self.groups.beats.dead(member)
 
-    def _lane(self, lane: str, generation: int, present: list[int]) -> Any:
+    def _lane(self, lane: str, generation: int, present: list[int], on_gpu: bool = False) -> Any:
         """The process group of one thread of communication among ``present``; built when it is first used."""
         key = f"{generation}/{lane}/" + hashlib.sha1(",".join(map(str, present)).encode()).hexdigest()[:16]
         if key not in self._lanes:
             name = f"{self.key}/{key}"
             self._gather(name, generation, present)
-            place = present.index(self.groups.rank)
-            self._lanes[key] = make_group(self.groups.point.store(BUILD_S), name, place, len(present), BUILD_S)
+            place, store = present.index(self.groups.rank), self.groups.point.store(BUILD_S)
+            if on_gpu:
+                self._lanes[key] = nccl.make_group(store, name, place, len(present))
+            else:
+                self._lanes[key] = gloo.make_group(store, name, place, len(present), BUILD_S)
         return self._lanes[key]
 
     def _gather(self, name: str, generation: int, present: list[int]) -> None:
@@ -253,7 +260,7 @@ class Membership:
         """Close all connections: whoever waits at their other ends, or here, notices."""
         lanes, self._lanes = self._lanes, {}
         for group in lanes.values():
-            sever(group)
+            (nccl if nccl.is_nccl(group) else gloo).sever(group)
 
     def _align(self, group: Any, lane: str) -> None:
         """Let members that are behind take over the state of one that is not."""
@@ -325,25 +332,25 @@ class Groups:
     def mean(
         self, of: Membership, lane: str, vector: Tensor, among: tuple[int, ...] | None = None
     ) -> tuple[Tensor, int]:
-        """The mean of ``vector`` over those of ``among`` that are there, in host memory, and how many they are."""
+        """The mean of ``vector`` over those of ``among`` that are there, where it lies, and how many they are."""
         out = torch.empty_like(vector)
 
         def communicate(group: Any) -> list[dist.Work]:
             out.copy_(vector)
             return [group.allreduce([out], dist.AllreduceOptions())]
 
-        present = of.run(lane, communicate, among)
+        present = of.run(lane, communicate, among, on_gpu=vector.is_cuda)
         return (out.copy_(vector) if len(present) == 1 else out.div_(len(present))), len(present)
 
     def gather(self, of: Membership, lane: str, tensors: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
-        """Everybody's tensors, in rank order, in host memory."""
+        """Everybody's tensors, in rank order."""
         collected: list[list[Tensor]] = []
 
         def communicate(group: Any) -> list[dist.Work]:
             collected[:] = [[torch.empty_like(tensor) for _ in range(group.size())] for tensor in tensors]
             return [group.allgather([out], [tensor]) for out, tensor in zip(collected, tensors, strict=True)]
 
-        present = of.run(lane, communicate)
+        present = of.run(lane, communicate, on_gpu=tensors[0].is_cuda)
         return [tensors] if len(present) == 1 else list(zip(*collected, strict=True))
 
     def leave(self) -> None:

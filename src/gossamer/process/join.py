@@ -8,12 +8,14 @@ import networkx as nx
 import torch
 from torch import nn
 
-from gossamer.errors import InputError
+from gossamer.errors import InputError, unknown
 from gossamer.methods import find
 from gossamer.process.place import find_place
 from gossamer.process.swarm import Swarm
 from gossamer.settings import from_values
 from gossamer.topology import build
+
+TRANSPORTS = ("gloo", "nccl")
 
 
 def join(
@@ -23,6 +25,7 @@ def join(
     method: str = "a2cid2",
     topology: str | nx.Graph = "ring",
     seed: int = 0,
+    transport: str = "gloo",
     **settings: Any,
 ) -> Swarm:
     """Train ``model`` together with the other workers of this job, started with torchrun as any PyTorch job.
@@ -40,9 +43,14 @@ def join(
         Names as in ``gossamer methods`` and ``gossamer topology``; a topology may also be a networkx graph.
     seed
         The same on all workers.
+    transport
+        What carries averages over more than two workers: ``gloo``, through host memory, or ``nccl``, from GPU to GPU,
+        where each worker has one to itself. Exchanges in pairs always go through host memory.
     settings
         Options of the method by name, such as ``rate=2``.
     """
+    if transport not in TRANSPORTS:
+        raise unknown("transport", transport, TRANSPORTS)
     place = find_place()
     kind = find(method)
     known = kind.Config.__dataclass_fields__
@@ -54,4 +62,4 @@ def join(
     made.check_optimizer(optimizer)
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InputError("LBFGS takes several gradients per step, workers exchange after one: take another optimizer")
-    return Swarm(model, optimizer, made, graph, place, seed)
+    return Swarm(model, optimizer, made, graph, place, seed, transport)

@@ -1,8 +1,9 @@
-"""Between the device that trains and the host memory that travels.
+"""Between the device that trains and the memory that travels.
 
-On the CPU they are the same. On CUDA, copies run on a stream of their own, through pinned buffers that are made once;
-whoever communicates waits for them, the training stream never does. The arithmetic of a method's background part is
-queued on the training stream, between two kernels of the training: that orders it with the optimizer's steps.
+On the CPU they are the same. On CUDA, unless NCCL takes tensors from where they lie, copies to and from host memory run
+on a stream of their own, through pinned buffers that are made once; whoever communicates waits for them, the training
+stream never does. The arithmetic of a method's background part is queued on the training stream, between two kernels of
+the training: that orders it with the optimizer's steps.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ from torch import Tensor
 class Staging:
     """The way of tensors to and from host memory."""
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, nccl: bool = False) -> None:
         self.device = device
         self._cuda = device.type == "cuda"
+        self._nccl = nccl
+        self._nccl_lane: str | None = None
         self._pinned: dict[tuple[str, torch.Size, torch.dtype], Tensor] = {}
         if self._cuda:
             self._copies = torch.cuda.Stream(device)
@@ -57,9 +60,32 @@ class Staging:
         self._copies.record_event().synchronize()
         return buffer
 
+    @contextlib.contextmanager
+    def sending(self, lane: str, *tensors: Tensor) -> Iterator[tuple[Tensor, ...]]:
+        """The tensors as they travel from this thread, while they do: in host memory, or with NCCL where they lie."""
+        if not self._with_nccl(lane):
+            yield tuple(self.to_host(tensor, f"{lane} {at}") for at, tensor in enumerate(tensors))
+            return
+        self._copies.wait_stream(self._training)
+        with torch.cuda.stream(self._copies):
+            yield tensors
+        self._copies.record_event().synchronize()
+
+    def _with_nccl(self, lane: str) -> bool:
+        """Only one thread uses NCCL, the first that sends: two that wait for a place on the GPU could deadlock.
+
+        Which is the first is the method's doing, and so the same on all workers.
+        """
+        if self._nccl and self._nccl_lane is None:
+            self._nccl_lane = lane
+        return self._nccl and self._nccl_lane == lane
+
     def to_device(self, tensor: Tensor) -> Tensor:
         """``tensor`` on the device: itself if it is there."""
-        if not self._cuda or tensor.device.type == "cuda":
+        if not self._cuda:
+            return tensor
+        if tensor.device.type == "cuda":
+            tensor.record_stream(self._training)
             return tensor
         with torch.cuda.stream(self._copies):
             arrived = tensor.to(self.device, non_blocking=True)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from gossamer.errors import InputError
 from gossamer.methods import Method
+from gossamer.process import nccl
 from gossamer.process.beats import Beats
 from gossamer.process.binding import Binding
 from gossamer.process.driver import Driver
@@ -48,13 +49,16 @@ class Swarm:
         topology: Topology,
         place: Place,
         seed: int,
+        transport: str = "gloo",
     ) -> None:
         self.method, self.topology, self.place = method, topology, place
         has_background = type(method).background is not Method.background
         self.binding = Binding(model, optimizer, has_background or type(method).point is not Method.point)
         self.worker = ProcessWorker(place.rank, topology, seed, self.binding)
         self.state = WorkerState(method, self.binding, self.worker)
-        self.staging = Staging(self.binding.device)
+        if transport == "nccl":
+            nccl.check(self.binding.device)
+        self.staging = Staging(self.binding.device, nccl=transport == "nccl")
         self._counts = Metrics()
         self._done = self._finished = False
         self._taken = 0
