@@ -3,7 +3,7 @@ PYTHON ?= python3
 BIN := .venv/bin
 INSTALLED := .venv/installed
 
-.PHONY: demo test faults lint install clean
+.PHONY: demo test faults lint docs install clean
 
 install: $(INSTALLED)
 
@@ -31,6 +31,10 @@ test: lint
 RUNS ?= 1
 faults: $(INSTALLED)
 	for run in $$(seq $(RUNS)); do OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/process/faults.py || exit 1; done
+
+# The documentation as a site, in build/site/index.html.
+docs: $(INSTALLED)
+	$(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

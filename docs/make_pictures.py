@@ -1,0 +1,125 @@
+"""Draw the pictures of the docs from runs of the virtual cluster, in half a minute: ``python docs/make_pictures.py``."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import matplotlib.pyplot as plt
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+import gossamer
+from gossamer.cli import main as command
+from gossamer.topology import build
+from gossamer.topology.draw import places
+
+IMAGES = Path(__file__).parent / "images"
+
+# Readable on white and on black alike.
+INK, COMPUTE, EXCHANGE = "#808890", "#17a398", "#e8871e"
+STYLE = {
+    "svg.hashsalt": "gossamer",
+    "svg.fonttype": "none",
+    "font.size": 9,
+    **dict.fromkeys(("text.color", "axes.edgecolor", "axes.labelcolor", "xtick.color", "ytick.color"), INK),
+}
+
+TIMELINES = {
+    "a2cid2": ["--straggler", "3:3", "--link", "10mbit/1ms"],
+    "overlap": ["--link", "5mbit/1ms", "--compute", "lognormal:50ms,0.2"],
+    "lasgd": ["--straggler", "3:3", "--link", "5mbit/1ms"],
+    "divisible": ["--link", "2mbit/1ms"],
+}
+OWN = {"divisible": ["--warmup", "1", "--period", "8"]}
+"""Options that allreduce does not have."""
+UNTIL_S = 1.0
+GALLERY = ("ring", "path", "star", "torus", "hypercube", "exponential", "random-regular", "complete")
+
+
+def trace(*options: str) -> list[dict[str, Any]]:
+    """The events of a run of four workers on digits."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        file = Path(folder) / "trace.json"
+        code = command(["simulate", "--task", "digits", "--workers", "4", "--steps", "25", "--trace", str(file), *options])
+        assert code == 0
+        return json.loads(file.read_text())["traceEvents"]
+
+
+def spans(events: list[dict[str, Any]], name: str, rank: int) -> list[tuple[float, float]]:
+    """Start and length of what a worker did in the time that is drawn, in seconds."""
+    ranks = {event["pid"]: int(event["args"]["name"].split()[1]) for event in events if event["name"] == "process_name"}
+    return [
+        (event["ts"] / 1e6, event["dur"] / 1e6)
+        for event in events
+        if event["ph"] == "X" and event["name"] == name and ranks[event["pid"]] == rank and event["ts"] < UNTIL_S * 1e6
+    ]
+
+
+def draw_timeline(axes: Axes, title: str, events: list[dict[str, Any]]) -> None:
+    for rank in range(4):
+        axes.broken_barh(
+            spans(events, "compute", rank), (rank - 0.4, 0.5), color=COMPUTE, edgecolor="#ffffff80", linewidth=0.8
+        )
+        axes.broken_barh(spans(events, "exchange", rank), (rank + 0.14, 0.26), color=EXCHANGE, alpha=0.75)
+    axes.set(xlim=(0, UNTIL_S), ylim=(3.6, -0.6), yticks=range(4), yticklabels=[f"worker {rank}" for rank in range(4)])
+    axes.set_title(title, loc="left", color=INK)
+    axes.tick_params(length=0)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+
+
+def timeline(method: str, options: list[str]) -> Figure:
+    """What workers do with all-reduce, and with this method, on the same cluster."""
+    figure, (above, below) = plt.subplots(2, 1, figsize=(7.5, 3.8), sharex=True, layout="constrained")
+    draw_timeline(above, "allreduce", trace("--method", "allreduce", *options))
+    draw_timeline(below, method, trace("--method", method, *options, *OWN.get(method, [])))
+    below.set_xlabel("simulated seconds")
+    for name, colour in (("computing a gradient", COMPUTE), ("exchanging", EXCHANGE)):
+        above.plot([], [], color=colour, linewidth=6, label=name)
+    above.legend(loc="lower right", bbox_to_anchor=(1, 1), ncols=2, frameon=False, handlelength=1)
+    return figure
+
+
+def consensus() -> Figure:
+    """How 64 workers on a ring that only average come together."""
+    figure, axes = plt.subplots(figsize=(7.5, 3), layout="constrained")
+    for method, colour in (("gossip", EXCHANGE), ("a2cid2", COMPUTE)):
+        result = gossamer.simulate(task="consensus", method=method, workers=64, clock="ideal", steps=400)
+        first = result.history[0].consensus
+        axes.plot([p.time for p in result.history], [p.consensus / first for p in result.history], colour, label=method)
+    axes.set(yscale="log", xlabel="time, in gradients", ylabel="distance from the mean")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+    return figure
+
+
+def gallery() -> Figure:
+    """The graphs of sixteen workers."""
+    figure, grid = plt.subplots(2, 4, figsize=(7.5, 4.2), layout="constrained")
+    for axes, name in zip(grid.flat, GALLERY, strict=True):
+        topology = build(name, workers=16, seed=0)
+        where = places(topology)
+        for edge in topology.edges:
+            axes.plot(*where[edge].T, color=INK, linewidth=0.7, alpha=0.7)
+        axes.scatter(*where.T, s=26, color=COMPUTE, zorder=2)
+        axes.set_title(f"{name}   χ1 {topology.constants(1.0).chi1:.3g}", color=INK, fontsize=9)
+        axes.set_aspect("equal")
+        axes.axis("off")
+    return figure
+
+
+def save(name: str, figure: Figure) -> None:
+    figure.savefig(IMAGES / f"{name}.svg", transparent=True, metadata={"Date": None})
+    plt.close(figure)
+
+
+if __name__ == "__main__":
+    with plt.rc_context(STYLE):
+        for method, options in TIMELINES.items():
+            save(f"timeline-{method}", timeline(method, options))
+        save("consensus-a2cid2", consensus())
+        save("topologies", gallery())
