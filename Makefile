@@ -34,7 +34,7 @@ faults: $(INSTALLED)
 
 # The documentation as a site, in build/site/index.html.
 docs: $(INSTALLED)
-	$(BIN)/mkdocs build --strict --quiet
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
 clean:
 	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis

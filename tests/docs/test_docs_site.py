@@ -1,0 +1,118 @@
+"""The documentation as a site: built with warnings as errors, and looked at in a real browser where there is one."""
+
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+METHODS = ("a2cid2", "overlap", "lasgd", "divisible")
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    out = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(out)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return out
+
+
+class Loads(HTMLParser):
+    """What a page loads by itself."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def handle_starttag(self, tag, attrs):
+        given = dict(attrs)
+        if tag in ("script", "img", "iframe", "source") and given.get("src"):
+            self.found.append(given["src"])
+        if tag == "link" and given.get("rel") in ("stylesheet", "icon", "preload", "preconnect"):
+            self.found.append(given["href"])
+
+
+def test_no_page_loads_anything_from_elsewhere(site):
+    pages = [page for page in site.rglob("*.html") if page.name != "404.html"]
+    assert len(pages) > 20
+    for page in pages:
+        loads = Loads()
+        loads.feed(page.read_text(encoding="utf-8"))
+        assert loads.found
+        for target in loads.found:
+            assert not re.match(r"(https?:)?//", target), f"{page.name} loads {target}"
+            assert (page.parent / target.partition("?")[0]).exists(), f"{page.name} loads {target}"
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_has_its_maths_its_picture_and_its_docstring(site, method):
+    text = (site / f"{method}.html").read_text(encoding="utf-8")
+    assert text.count('display="block"') >= 1
+    assert text.count("<math") >= 2
+    assert f"images/timeline-{method}.svg" in text
+    assert f'href="source/src/gossamer/methods/{method}.py.html"' in text
+    docstring = text.partition('id="in-the-source"')[2]
+    assert "What travels" in docstring
+    assert "Reference:" in docstring
+
+
+def test_every_formula_was_understood(site):
+    for page in site.glob("*.html"):
+        text = page.read_text(encoding="utf-8")
+        assert "arithmatex" not in text
+        for formula in re.findall(r"<math.*?</math>", text, re.DOTALL):
+            assert "\\" not in formula, f"{page.name}: {formula}"
+            assert "<mi>&</mi>" not in formula, f"{page.name}: {formula}"
+
+
+@pytest.fixture(scope="module")
+def browser():
+    if CHROMIUM is None:
+        pytest.skip("needs Chromium, which is not installed")
+    from playwright.sync_api import sync_playwright
+
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with sync_playwright() as playwright:
+        running = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
+        yield running
+        running.close()
+
+
+@pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 400)])
+def test_pages_from_disk_in_a_browser(site, browser, scheme, width):
+    context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
+    context.set_default_timeout(20_000)
+    page = context.new_page()
+    said, asked = [], []
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: asked.append(request.url))
+    for name in ("index", *METHODS, "topologies", "comparison"):
+        page.goto((site / f"{name}.html").as_uri())
+        # Nothing sticks out, all pictures are there, formulas are drawn.
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        assert page.evaluate("[...document.images].every(image => image.complete && image.naturalWidth > 0)")
+        heights = page.evaluate("[...document.querySelectorAll('math')].map(formula => formula.clientHeight)")
+        assert all(height > 5 for height in heights)
+        assert bool(heights) == (name in METHODS or name == "topologies")
+        dark = page.evaluate("document.body.getAttribute('data-md-color-scheme')") == "slate"
+        assert dark == (scheme == "dark")
+    context.close()
+    assert said == []
+    assert all(url.startswith(("file:", "data:")) for url in asked)
+
+
+def test_the_search_works_from_disk(site, browser):
+    page = browser.new_page(viewport={"width": 1280, "height": 900})
+    page.set_default_timeout(20_000)
+    page.goto((site / "index.html").as_uri())
+    page.fill("input.md-search__input", "displacement")
+    page.wait_for_selector(".md-search-result__item a")
+    assert "methods.html" in page.get_attribute(".md-search-result__item a >> nth=0", "href")
+    page.close()
