@@ -1,4 +1,4 @@
-"""Draw the pictures of the docs from runs of the virtual cluster, in half a minute: ``python docs/make_pictures.py``."""
+"""Draw the pictures of the docs from runs of the virtual cluster, in a minute: ``python docs/make_pictures.py``."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def trace(*options: str) -> list[dict[str, Any]]:
     """The events of a run of four workers on digits."""
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         file = Path(folder) / "trace.json"
-        code = command(["simulate", "--task", "digits", "--workers", "4", "--steps", "25", "--trace", str(file), *options])
+        code = command(
+            ["simulate", "--task", "digits", "--workers", "4", "--steps", "25", "--trace", str(file), *options]
+        )
         assert code == 0
         return json.loads(file.read_text())["traceEvents"]
 

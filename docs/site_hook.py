@@ -1,4 +1,4 @@
-"""What the site adds to the pages: maths drawn by the browser itself, docstrings, and the sources that pages link to."""
+"""What the site adds to the pages: maths drawn by the browser, docstrings, and the sources that pages link to."""
 
 from __future__ import annotations
 
