@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 import gossamer
 from gossamer.cli import main as command
 from gossamer.topology import build
-from gossamer.topology.draw import places
+from gossamer.topology.draw import positions
 
 IMAGES = Path(__file__).parent / "images"
 
@@ -104,7 +104,7 @@ def gallery() -> Figure:
     figure, grid = plt.subplots(2, 4, figsize=(7.5, 4.2), layout="constrained")
     for axes, name in zip(grid.flat, GALLERY, strict=True):
         topology = build(name, workers=16, seed=0)
-        where = places(topology)
+        where = positions(topology)
         for edge in topology.edges:
             axes.plot(*where[edge].T, color=INK, linewidth=0.7, alpha=0.7)
         axes.scatter(*where.T, s=26, color=COMPUTE, zorder=2)
