@@ -10,6 +10,9 @@
     DIR/trace.json           every single event, with --trace
     DIR/summary.json         the final figures; missing while the run goes on
     DIR/model.safetensors    the averaged model
+    DIR/workers/N.recording.json   of real workers: what worker N did, instead of DIR/recording.json; N.1.recording.json
+                             after it was started again
+    DIR/workers/N.trace.json       of real workers: every single event of worker N, with --trace
     DIR/workers/N.jsonl      of real workers: what worker N said about itself, as the run goes
     DIR/workers/N.log        of real workers: what worker N printed, tracebacks included
     DIR/checkpoints/         of real workers: what a run can be resumed from
@@ -47,6 +50,24 @@ RECORDING_SHARE = 0.005
 """Of the run's time that may be spent on writing recordings."""
 
 
+class Sparingly:
+    """Lets a recording be written now and then: the longer it takes, the more seldom."""
+
+    def __init__(self) -> None:
+        self._next = self._began = 0.0
+
+    @property
+    def due(self) -> bool:
+        return time.monotonic() >= self._next
+
+    def __enter__(self) -> None:
+        self._began = time.monotonic()
+
+    def __exit__(self, *_: object) -> None:
+        ended = time.monotonic()
+        self._next = ended + max(SECONDS_BETWEEN_RECORDINGS, (ended - self._began) / RECORDING_SHARE)
+
+
 def facts(command: str, world: str, time_unit: str) -> dict[str, Any]:
     """What is to be known of a run before its files are read."""
     return {
@@ -74,7 +95,7 @@ class RunFolder:
         history: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         self.path, self.recorder = path, recorder
-        self._next_recording = 0.0
+        self._sparingly = Sparingly()
         if history is None:
             make_folder(path)
         write_json(path / RUN, facts(command, world, time_unit))
@@ -91,18 +112,14 @@ class RunFolder:
         with _writing(self.path):
             self._metrics.write(json.dumps(point) + "\n")
             self._metrics.flush()
-        if time.monotonic() >= self._next_recording:
+        if self._sparingly.due:
             self._record(point["time"])
 
     def _record(self, now: float | None) -> None:
         if self.recorder is None:
             return
-        began = time.monotonic()
-        document = json.dumps(self.recorder.document(now)) + "\n"
-        with _writing(self.path):
-            _replace(self.path / RECORDING, lambda place: place.write_text(document, encoding="utf-8"))
-        ended = time.monotonic()
-        self._next_recording = ended + max(SECONDS_BETWEEN_RECORDINGS, (ended - began) / RECORDING_SHARE)
+        with self._sparingly:
+            write_text(self.path / RECORDING, json.dumps(self.recorder.document(now)) + "\n")
 
     def close(
         self, summary: Mapping[str, Any], history: Sequence[Mapping[str, Any]], weights: Mapping[str, Tensor] | None
@@ -165,8 +182,12 @@ def remove_if_empty(paths: Iterable[Path]) -> None:
 
 
 def write_json(path: Path, document: Mapping[str, Any]) -> None:
+    write_text(path, json.dumps(document, indent=1) + "\n")
+
+
+def write_text(path: Path, text: str) -> None:
     with _writing(path.parent):
-        _replace(path, lambda place: place.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8"))
+        _replace(path, lambda place: place.write_text(text, encoding="utf-8"))
 
 
 @contextmanager

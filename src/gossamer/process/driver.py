@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -14,12 +14,14 @@ from torch import Tensor
 
 from gossamer.effects import Effect, Gather, Mean, Pair, Start, Steps, Swap, Ticket, Update, Wait
 from gossamer.methods import Method
+from gossamer.process.diary import Diary
 from gossamer.process.exchanges import Exchanges
 from gossamer.process.groups import BACKGROUND, COURIER, FOREGROUND, Aborted, Groups, Membership, Stopped, Void
 from gossamer.process.metrics import Metrics
 from gossamer.process.staging import Staging
 from gossamer.process.state import WorkerState
 from gossamer.process.step_call import overflowed, prepare
+from gossamer.process.worker import ProcessWorker
 
 WAKE_S = 0.1
 """How often a thread that waits for steps looks whether training has stopped."""
@@ -35,7 +37,9 @@ class Driver:
         exchanges: Exchanges,
         staging: Staging,
         counts: Metrics,
+        diary: Diary,
     ) -> None:
+        self.diary = diary
         self.state, self.method, self.worker = state, state.method, state.worker
         self.binding, self.lock = state.binding, state.lock
         self.groups, self.exchanges, self.staging, self.counts = groups, exchanges, staging, counts
@@ -68,6 +72,7 @@ class Driver:
         self.staging.training_here()
         self.start_background()
         exchanges.in_step, self._void = True, False
+        self.diary.enter_step()
         self.lock.acquire()
         self.binding.enter_step()
         if exchanges.tainted:
@@ -95,6 +100,7 @@ class Driver:
             self.worker.stepped()
             self.counts.steps += 1
         self.lock.release()
+        self.diary.leave_step(self._void)
         self.exchanges.in_step = False
         with self._steps_changed:
             self._steps_changed.notify_all()
@@ -102,15 +108,18 @@ class Driver:
     def _foreground(self) -> bool:
         """Drive the method's step; True if it asks for the optimizer's update, False if it is over."""
         assert self._step is not None
+        merging = _Merging(self.diary, self.worker)
         answer: Any = None
         while True:
             try:
-                effect = self._step.send(answer)
+                with merging.of(answer):
+                    effect = self._step.send(answer)
             except StopIteration:
                 self._step = None
                 return False
             if isinstance(effect, Update):
                 return True
+            merging.asked(effect)
             began = time.monotonic()
             # What is waited for may need the lock on its way.
             self.lock.release()
@@ -124,6 +133,8 @@ class Driver:
             finally:
                 self.lock.acquire()
                 self.counts.idle_s += time.monotonic() - began
+                if not isinstance(effect, Start):
+                    self.diary.waited(began)
 
     # The background thread
 
@@ -137,12 +148,14 @@ class Driver:
         if self.binding.device.type == "cuda":
             torch.cuda.set_device(self.binding.device)
         asking = self.method.background(self.worker)
+        merging = _Merging(self.diary, self.worker)
         answer: Any = None
         # It ends only where it waits for a next exchange or step: what was agreed on with a peer is done.
         try:
             while True:
-                with self.lock, self.staging.beside_training():
+                with self.lock, self.staging.beside_training(), merging.of(answer):
                     effect = asking.send(answer)
+                merging.asked(effect)
                 answer = self.answer(effect, BACKGROUND)
         except (Stopped, StopIteration):
             pass
@@ -172,7 +185,7 @@ class Driver:
         if isinstance(effect, Start):
             if self._couriers is None:
                 self._couriers = ThreadPoolExecutor(1, thread_name_prefix="gossamer-courier")
-            ticket = Ticket(effect.effect)
+            ticket = Ticket(effect.effect, since_step=self.worker.step)
             self.state.under_way[ticket] = self._couriers.submit(self.answer, effect.effect, COURIER, of)
             return ticket
         assert isinstance(effect, Wait)
@@ -193,6 +206,7 @@ class Driver:
         with self.staging.sending(lane, effect.vector) as (vector,):
             mean, members = self.groups.mean(of, lane, vector, effect.group)
         self._account(members, 2 * (members - 1) / members, vector)
+        self._note(of, lane, f"{effect.topic}/{effect.round}", 2 * (members - 1) / members, vector)
         return self.staging.to_device(mean)
 
     def _gather(self, effect: Gather, lane: str, of: Membership) -> list[tuple[Tensor, ...]]:
@@ -200,12 +214,20 @@ class Driver:
             gathered = self.groups.gather(of, lane, tensors)
         for tensor in tensors:
             self._account(len(gathered), len(gathered) - 1, tensor)
+        self._note(of, lane, f"{effect.topic}/{effect.round}", len(gathered) - 1, *tensors)
         return [tuple(self.staging.to_device(tensor) for tensor in each) for each in gathered]
 
     def _account(self, members: int, share: float, vector: Tensor) -> None:
         if members > 1:
             self.counts.exchanges += 1
             self.counts.bytes_sent += round(share * vector.numel() * vector.element_size())
+
+    def _note(self, of: Membership, lane: str, round_name: str, share: float, *vectors: Tensor) -> None:
+        """Write down an average or a gathering, under a name that all its members give it."""
+        if share > 0:
+            members, began = of.took_part[lane]
+            sent_bytes = round(share * sum(vector.numel() * vector.element_size() for vector in vectors))
+            self.diary.exchanged(members, began, sent_bytes, f"{of.generation}/{round_name}/{members[0]}")
 
     def drain(self) -> None:
         """Wait for what is under way."""
@@ -239,3 +261,27 @@ class Driver:
             hook.remove()
         if self._couriers is not None:
             self._couriers.shutdown(wait=False, cancel_futures=True)
+
+
+class _Merging:
+    """Writes down when a generator merged what it had asked for, and how old that was."""
+
+    def __init__(self, diary: Diary, worker: ProcessWorker) -> None:
+        self.diary, self.worker = diary, worker
+        self._since: int | None = None
+        """The step at which the part of this worker was sent, if something was asked for that is merged."""
+
+    def asked(self, effect: Effect) -> None:
+        """The generator waits for this."""
+        if isinstance(effect, Wait):
+            self._since = effect.ticket.since_step
+        else:
+            self._since = self.worker.step if isinstance(effect, Mean | Gather | Swap) else None
+
+    @contextlib.contextmanager
+    def of(self, answer: Any) -> Iterator[None]:
+        """The generator goes on with its answer."""
+        began, since = time.monotonic(), self._since
+        yield
+        if since is not None and answer is not None:
+            self.diary.merged(began, self.worker.step - since)

@@ -40,8 +40,12 @@ class Lost(Exception):
 class Edge:
     """An open connection to ``peer``."""
 
-    def __init__(self, peer: int, side: int, group: Any, hear: OnMessage, lost: Callable[[Edge], None]) -> None:
-        self.peer, self._other, self._group = peer, 1 - side, group
+    def __init__(
+        self, peer: int, side: int, group: Any, hear: OnMessage, lost: Callable[[Edge], None], name: str = ""
+    ) -> None:
+        self.peer, self._other, self._group, self.name = peer, 1 - side, group, name
+        self.num_swaps = 0
+        """The same at both ends, where nothing was lost; what was lost closes the edge."""
         self._hear, self._lost = hear, lost
         self.open = True
         self._sending = threading.Lock()
@@ -61,6 +65,7 @@ class Edge:
         outgoing = self._begin(lambda: self._group.send([sent], self._other, VECTOR))
         for work in (outgoing, incoming):
             self._finish(work, until - time.monotonic())
+        self.num_swaps += 1
 
     def close(self) -> None:
         """Say goodbye and let go."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gossamer.effects import Pair, Swap
 from gossamer.process.deadline import Deadline
+from gossamer.process.diary import Diary
 from gossamer.process.edge import Edge, Lost
 from gossamer.process.groups import Stopped
 from gossamer.process.meeting_point import MeetingPoint
@@ -35,7 +36,9 @@ class Exchanges:
         staging: Staging,
         counts: Metrics,
         stopped: Callable[[], bool],
+        diary: Diary,
     ) -> None:
+        self.diary = diary
         self.state, self.worker, self.staging, self.counts = state, state.worker, staging, counts
         rank = self.worker.rank
         self.neighbourhood = Neighbourhood(rank, neighbours, point, self._hear)
@@ -95,6 +98,8 @@ class Exchanges:
         except Lost:
             return None
         self.counts.bytes_sent += sent.numel() * sent.element_size()
+        pair, name = (self.worker.rank, swap.peer), f"{edge.name}/{edge.num_swaps}"
+        self.diary.exchanged(pair, began, sent.numel() * sent.element_size(), name)
         if agreement.taken_from:
             return None
         ours, theirs = (float(torch.linalg.vector_norm(vector)) for vector in (sent, received))

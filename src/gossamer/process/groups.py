@@ -93,6 +93,8 @@ class Membership:
         self.deadline = Deadline(first_s=300.0, least_s=10.0)
         self.given_up: Callable[[], bool] = lambda: False
         """Whether there is no point in waiting for the others any more."""
+        self.took_part: dict[str, tuple[tuple[int, ...], float]] = {}
+        """Of each thread's newest communication: with whom it was, and when it began."""
         self._lanes: dict[str, Any] = {}
         self._began: dict[str, float] = {}
         self._lock = threading.RLock()
@@ -133,6 +135,7 @@ class Membership:
             finally:
                 self._began.pop(lane, None)
             self.deadline.observe(time.monotonic() - began)
+            self.took_part[lane] = tuple(present), began
             return present
 
     def _wait(self, works: list[dist.Work]) -> None:

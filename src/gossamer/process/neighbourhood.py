@@ -91,7 +91,7 @@ class Neighbourhood:
             self._wish(peer)
         else:
             with self._lock:
-                self._edges[peer] = Edge(peer, side, group, self.hear, self._gone)
+                self._edges[peer] = Edge(peer, side, group, self.hear, self._gone, name)
         finally:
             self._building.discard(peer)
 

@@ -16,6 +16,7 @@ from gossamer.methods import Method
 from gossamer.process import nccl
 from gossamer.process.beats import Beats
 from gossamer.process.binding import Binding
+from gossamer.process.diary import Diary
 from gossamer.process.driver import Driver
 from gossamer.process.exchanges import Exchanges
 from gossamer.process.groups import BACKGROUND, FOREGROUND, Groups, Stopped, Void
@@ -24,6 +25,7 @@ from gossamer.process.place import Place, own_host
 from gossamer.process.staging import Staging
 from gossamer.process.state import WorkerState
 from gossamer.process.worker import ProcessWorker
+from gossamer.recording import Recorder
 from gossamer.topology import Topology
 
 TEND_S = 0.1
@@ -50,11 +52,13 @@ class Swarm:
         place: Place,
         seed: int,
         transport: str = "gloo",
+        recorder: Recorder | None = None,
     ) -> None:
         self.method, self.topology, self.place = method, topology, place
         has_background = type(method).background is not Method.background
         self.binding = Binding(model, optimizer, has_background or type(method).point is not Method.point)
         self.worker = ProcessWorker(place.rank, topology, seed, self.binding)
+        self.diary = self.worker.diary = Diary(place.rank, recorder)
         self.state = WorkerState(method, self.binding, self.worker)
         if transport == "nccl":
             nccl.check(self.binding.device)
@@ -71,9 +75,9 @@ class Swarm:
         )
         neighbours = topology.neighbours(place.rank) if method.pairwise else ()
         self.exchanges = Exchanges(
-            self.state, neighbours, self.point, self.staging, self._counts, lambda: self.driver.stopped
+            self.state, neighbours, self.point, self.staging, self._counts, lambda: self.driver.stopped, self.diary
         )
-        self.driver = Driver(self.state, self.groups, self.exchanges, self.staging, self._counts)
+        self.driver = Driver(self.state, self.groups, self.exchanges, self.staging, self._counts, self.diary)
         self._tender = threading.Thread(target=self._tend, name="gossamer-tend", daemon=True)
         self._tender.start()
         try:
@@ -109,6 +113,7 @@ class Swarm:
         except Stopped:
             self._come_back(owner)
         self.groups.train.given_up = lambda: False
+        self.diary.agree(self.point)
         self.beats.all_born = True
         for rank in self.groups.everybody:
             found = self.point.get(f"address/{rank}")

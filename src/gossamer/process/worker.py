@@ -10,6 +10,7 @@ from torch import Tensor
 
 from gossamer.effects import Ticket
 from gossamer.process.binding import Binding
+from gossamer.process.diary import Diary
 from gossamer.seeds import stream
 from gossamer.topology import Topology
 
@@ -26,6 +27,7 @@ class ProcessWorker:
         self.scalars: dict[str, float] = {}
         self.tickets: dict[str, Ticket] = {}
         self.vectors: dict[str, Tensor] = {}
+        self.diary: Diary | None = None
         self._snapshot: Tensor | None = None
         self._stepped_at = time.monotonic()
         self.step_s = 0.0
@@ -68,4 +70,8 @@ class ProcessWorker:
         # One communication per worker is under way, so one buffer, made once, serves all snapshots.
         if self._snapshot is None:
             self._snapshot = torch.empty_like(self.x)
-        return self._snapshot.copy_(self.x)
+        began = time.monotonic()
+        self._snapshot.copy_(self.x)
+        if self.diary is not None:
+            self.diary.snapshot(began)
+        return self._snapshot

@@ -48,10 +48,18 @@ class TraceFile:
             raise InputError(
                 f"--trace {path} cannot be written to: {error.strerror}; give a file in a folder that is there"
             ) from None
-        self._file.write(json.dumps(head)[:-1] + ', "traceEvents": [')
+        self._head = head
+        self._names = list(names(workers))
+        self.start_at(began_ns)
+
+    def start_at(self, began_ns: int) -> None:
+        """Say when time 0 was, in nanoseconds since 1970; before the first event."""
+        self._file.seek(0)
+        self._file.truncate()
+        self._file.write(json.dumps({**self._head, "baseTimeNanoseconds": began_ns})[:-1] + ', "traceEvents": [')
         self._first = True
         self._end = self._file.tell()
-        self._append(names(workers))
+        self._append(self._names)
 
     def write(self, own: Sequence[int], events: Events) -> None:
         """Add what happened."""

@@ -14,6 +14,9 @@ from gossamer.recording import KINDS
 from gossamer.recording.timeline import MOST_BINS
 from gossamer.runfolder import RECORDING, WORKERS
 
+SILENT_S = 5.0
+"""A worker that has written nothing for so long, and has not said that it ended, is dead."""
+
 
 def read_recording(folder: Path, notes: list[str]) -> dict[str, Any] | None:
     """What the workers of a run did; None if that was not recorded."""
@@ -46,13 +49,26 @@ def unpacked(recording: dict[str, Any], kind: str) -> np.ndarray:
 
 
 def joined(recordings: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Recordings of different workers as one. Their times count from the same moment."""
+    """Recordings of different workers, or of one before and after it was started again, as one.
+
+    Their times count from the same moment. A worker that stopped writing without a last word is dead since then.
+    """
     if len(recordings) == 1:
         return recordings[0]
-    ordered = sorted(recordings, key=lambda recording: recording["workers"][0])
+    ordered = sorted(recordings, key=lambda recording: (recording["workers"][0], recording["until"]))
+    ranks = sorted({rank for recording in ordered for rank in recording["workers"]})
+    row = {rank: k for k, rank in enumerate(ranks)}
+    until = max(recording["until"] for recording in ordered)
     counts: dict[int, int] = {}
     edges: dict[tuple[int, int], list[int]] = {}
+    steps, means = [0] * len(ranks), [None] * len(ranks)
+    times = {kind: [0.0] * len(ranks) for kind in KINDS}
     for recording in ordered:
+        for k, rank in enumerate(recording["workers"]):
+            steps[row[rank]] += recording["steps"][k]
+            means[row[rank]] = recording["staleness"]["worker_mean"][k]
+            for kind in KINDS:
+                times[kind][row[rank]] += recording["time"][kind][k]
         for age, count in recording["staleness"]["counts"]:
             counts[age] = counts.get(age, 0) + count
         for a, b, sent_bytes, exchanges in recording["edges"]:
@@ -60,38 +76,56 @@ def joined(recordings: Sequence[dict[str, Any]]) -> dict[str, Any]:
             known[0] += sent_bytes
             # Both ends tell of the same exchanges, each of what it sent.
             known[1] = max(known[1], exchanges)
+    silent = _silent(ordered, until)
+    for rank, since in silent.items():
+        times["dead"][row[rank]] += until - since
     return {
         "format": ordered[0]["format"],
-        "workers": [rank for recording in ordered for rank in recording["workers"]],
-        "until": max(recording["until"] for recording in ordered),
-        "steps": [steps for recording in ordered for steps in recording["steps"]],
-        "time": {kind: [time for recording in ordered for time in recording["time"][kind]] for kind in KINDS},
+        "workers": ranks,
+        "until": until,
+        "steps": steps,
+        "time": times,
         "staleness": {
             "counts": [[age, counts[age]] for age in sorted(counts)],
-            "worker_mean": [mean for recording in ordered for mean in recording["staleness"]["worker_mean"]],
+            "worker_mean": means,
             "max": max(recording["staleness"]["max"] for recording in ordered),
         },
         "edges": sorted(([a, b, *sums] for (a, b), sums in edges.items()), key=lambda edge: (-edge[2], edge[:2])),
         "other_bytes": sum(recording["other_bytes"] for recording in ordered),
-        "timeline": _joined_timeline(ordered),
+        "timeline": _joined_timeline(ordered, row, {row[rank]: since for rank, since in silent.items()}, until),
         "news": sorted((item for recording in ordered for item in recording["news"]), key=lambda item: item[0]),
     }
 
 
-def _joined_timeline(recordings: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def _silent(recordings: Sequence[dict[str, Any]], until: float) -> dict[int, float]:
+    """Since when a worker is dead, of those that are."""
+    newest = {recording["workers"][0]: recording for recording in recordings}
+    return {
+        rank: recording["until"]
+        for rank, recording in newest.items()
+        if recording.get("ended") is False and until - recording["until"] > SILENT_S
+    }
+
+
+def _joined_timeline(
+    recordings: Sequence[dict[str, Any]], row: dict[int, int], silent: dict[int, float], until: float
+) -> dict[str, Any]:
     """On the widest bins; since widths are nested, bins of the others go into them whole."""
     width = max(recording["timeline"]["width"] for recording in recordings)
-    bins = max(int(np.ceil(r["timeline"]["bins"] * r["timeline"]["width"] / width)) for r in recordings)
-    bins = min(bins, MOST_BINS)
+    bins = min(MOST_BINS, int(np.ceil(until / width)))
     shares = {}
     for kind in KINDS:
-        rows = []
+        sums = np.zeros((len(row), bins))
         for recording in recordings:
             levels = unpacked(recording, kind).astype(np.float64)
             factor = round(width / recording["timeline"]["width"])
             padded = np.zeros((len(levels), bins * factor))
             padded[:, : levels.shape[1]] = levels[:, : bins * factor]
-            rows.append(padded.reshape(len(levels), bins, factor).mean(axis=2))
-        packed = np.rint(np.concatenate(rows)).astype(np.uint8)
+            sums[[row[rank] for rank in recording["workers"]]] += padded.reshape(len(levels), bins, factor).mean(axis=2)
+        if kind == "dead":
+            ends = np.arange(1, bins + 1) * width
+            for k, since in silent.items():
+                sums[k] += 255 * np.clip((np.minimum(ends, until) - since) / width, 0, 1)
+        packed = np.rint(np.clip(sums, 0, 255)).astype(np.uint8)
         shares[kind] = base64.b64encode(packed.tobytes()).decode()
     return {"width": width, "bins": bins, "shares": shares}

@@ -34,6 +34,8 @@ class Order:
     """Steps per worker between two checkpoints; 0: none but the one that Ctrl-C leaves."""
     checkpoint: str = ""
     """The checkpoint to go on from; empty: start anew."""
+    trace: bool = False
+    """Whether every worker writes down every event."""
     made_before: int = 0
     """Steps that this worker had made when it died, if it was restarted."""
 

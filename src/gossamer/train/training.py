@@ -24,6 +24,7 @@ from gossamer.train.gate import Gate
 from gossamer.train.job import Job, LossMeter
 from gossamer.train.order import Order
 from gossamer.train.pace import Pace
+from gossamer.train.recording import open_recording
 from gossamer.train.report import DONE, TRAINING, Board, Report
 from gossamer.train.statefile import write_state
 from gossamer.virtual.simulation import plain
@@ -65,6 +66,7 @@ class Training:
         self._saved = 0
         self._wanted = 0
         self.swarm: Swarm | None = None
+        self.recording = open_recording(order.path, place.rank, order.trace)
         self._began = 0.0
         self._trained = False
         self._measuring = threading.Lock()
@@ -80,8 +82,16 @@ class Training:
         if self.checkpoint is not None and not self.goes_on:
             self._start_from_average(self.checkpoint)
         swarm = self.swarm = Swarm(
-            self.job.model, self.job.optimizer, self.run.method(), self.run.topology, self.place, self.run.config.seed
+            self.job.model,
+            self.job.optimizer,
+            self.run.method(),
+            self.run.topology,
+            self.place,
+            self.run.config.seed,
+            recorder=self.recording.recorder if self.recording is not None else None,
         )
+        if self.recording is not None:
+            self.recording.began(swarm.diary.began_ns, swarm.diary.now())
         try:
             if self.checkpoint is None:
                 self._start_apart()
@@ -277,6 +287,7 @@ class Training:
                 self.gate.asked.set()
             self._put()
             self._line()
+            self._record()
             self._wanted = max(self._wanted, self.board.wanted_checkpoint())
             self.gate.tend(self.board, self._gone)
 
@@ -318,6 +329,16 @@ class Training:
         except OSError as error:
             self._tell_once(f"{path} cannot be written to: {error.strerror}; training goes on")
 
+    def _record(self, ended: bool = False) -> None:
+        """Renew the recording."""
+        if self.recording is None or self.swarm is None:
+            return
+        try:
+            self.recording.write(self.swarm.diary.now(), ended)
+        except (OSError, InputError) as error:
+            self.recording = None
+            self._tell_once(f"{error}; training goes on")
+
     def _tell_once(self, news: str) -> None:
         if news not in self.news:
             self.news.append(news)
@@ -325,6 +346,7 @@ class Training:
     def _say(self) -> None:
         """The last word."""
         self._write_line()
+        self._record(ended=True)
         self._put()
 
     def _put(self) -> None:

@@ -131,7 +131,7 @@ function drawAccuracy() {
     }
     if (accuracy) traces.push(line(run, k, accuracy, accuracy[state.axis], { hovertemplate: `<b>${escaped(run.name)}</b>  %{y:.1%}<extra></extra>` }));
   }
-  draw("accuracy", traces, { xaxis: horizontal(), yaxis: { tickformat: ".0%" } });
+  draw("accuracy", traces, { xaxis: horizontal(), yaxis: { tickformat: "~%" } });
 }
 
 function drawConsensus() {
@@ -239,7 +239,9 @@ function drawSteps(run, k) {
     const spent = time.compute[row] + time.step[row] + time.wait[row];
     return `worker ${rank}: ${count(steps[row])} steps, waiting ${spent ? Math.round((100 * time.wait[row]) / spent) : 0}% of its time`;
   });
-  draw("steps", [{ type: "bar", x: ranks, y: steps, marker: { color: colour(k) }, hovertext: words, hovertemplate: "%{hovertext}<extra></extra>" }], { xaxis: { title: { text: "worker", standoff: 8 }, showgrid: false, tickformat: "d" } });
+  draw("steps", [{ type: "bar", x: ranks, y: steps, marker: { color: colour(k) }, hovertext: words, hovertemplate: "%{hovertext}<extra></extra>" }], {
+    xaxis: { title: { text: "worker", standoff: 8 }, showgrid: false, tickformat: "d", ...(ranks.length <= 16 ? { dtick: 1 } : {}) }, yaxis: { rangemode: "tozero" },
+  });
 }
 
 function drawStaleness(run, k) {
