@@ -1,0 +1,52 @@
+"""Real workers: what they record agrees with what they report, on one clock, and traces of all join into one."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+
+from gossamer.report.figures import figures
+from gossamer.report.runs import read_run
+
+
+def train(folder, *options):
+    """Run ``gossamer train`` in a process of its own."""
+    program = [sys.executable, "-m", "gossamer", "train", "--workers", "3", "--compute", "10ms", *options]
+    done = subprocess.run(
+        [*program, "--out", str(folder), "--json"],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    (result,) = json.loads(done.stdout)["results"]
+    return result
+
+
+@pytest.mark.parametrize("method", ["gossip", "overlap"])
+def test_a_real_run_is_reported(tmp_path, method):
+    folder = tmp_path / "run"
+    result = train(folder, "--method", method, "--steps", "40", "--straggler", "1:3")
+    (run,) = figures([read_run(folder)])["runs"]
+    assert (run["world"], run["finished"], run["notes"]) == ("process", True, [])
+    workers = run["workers"]
+    assert workers["ranks"] == [0, 1, 2]
+    assert sum(workers["steps"]) == result["total_steps"]
+    assert sum(edge[2] for edge in workers["edges"]) == pytest.approx(result["bytes_sent"], rel=0.05)
+    for rank in range(3):
+        spent = {kind: times[rank] for kind, times in workers["time"].items()}
+        assert spent["dead"] == 0
+        # Everything a worker did up to its last step is one of the three.
+        assert spent["compute"] + spent["step"] + spent["wait"] == pytest.approx(workers["until"], rel=0.5)
+        assert spent["exchange"] > 0
+    ages = dict(workers["staleness"]["counts"])
+    if method == "overlap":
+        # Who waits for the slow one does so in plain sight.
+        assert set(ages) == {1}
+        assert workers["time"]["wait"][0] > workers["time"]["wait"][1]
+    else:
+        assert workers["steps"][1] < workers["steps"][0]
+        assert sum(count for _, _, _, count in workers["edges"]) == pytest.approx(result["exchanges"], abs=3)
