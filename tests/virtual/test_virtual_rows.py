@@ -15,8 +15,8 @@ CPU = torch.device("cpu")
 class Both:
     """The same vectors twice: rows of a tape, and plain tensors that are changed at once."""
 
-    def __init__(self, width=WIDTH):
-        self.tape = Tape(WORKERS, torch.float64, CPU)
+    def __init__(self, width=WIDTH, device=CPU):
+        self.tape = Tape(WORKERS, torch.float64, device)
         self.x, self.g = self.tape.matrix(width), self.tape.matrix(width)
         self.tape.run_gradients, self.tape.run_updates = self.run_gradients, self.run_updates
         for matrix, scale in ((self.x, 1.0), (self.g, 10.0)):
@@ -151,6 +151,17 @@ def test_long_sequences_that_nobody_looks_at(order):
             for row, plain in zip(both.rows, both.plain, strict=True):
                 row.mul_(0.3)
                 plain.mul_(0.3)
+    both.check()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@given(operations=OPERATIONS)
+@settings(max_examples=50, deadline=None)
+def test_any_sequence_on_a_gpu(operations):
+    """There a program is one kernel."""
+    both = Both(width=1000, device=torch.device("cuda"))
+    for operation in operations:
+        both.do(operation)
     both.check()
 
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from gossamer.effects import Gather, Mean, Pair, Start, Steps, Swap, Ticket, Update, Wait
 from gossamer.errors import InputError
@@ -78,9 +78,9 @@ class Cluster:
         self.parameters = self.tape.matrix(evaluator.flat.size)
         self.gradients = self.tape.matrix(evaluator.flat.size)
         self._named: dict[str, Matrix] = {}
-        self.template = make_optimizer(
-            [nn.Parameter(view) for view in evaluator.flat.views(evaluator.start()).values()]
-        )
+        named = dict(evaluator.model.named_parameters())
+        self.template = make_optimizer([named[part.name] for part in evaluator.flat.parts])
+        """Only its settings are used."""
         method.check_optimizer(self.template)
         self.updates: Updates = batched(self.template, self.parameters, self.gradients) or OneByOne(
             make_optimizer, evaluator.flat, self.parameters, self.gradients
