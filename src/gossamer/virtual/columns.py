@@ -35,6 +35,8 @@ class ByColumns:
         return vector.data_ptr()
 
     def load(self, programs: list[tuple[Program, int]]) -> list[Callable[[], None]]:
+        if not programs:
+            return []
         # Addresses have at most 48 bits: as doubles they are exact, and one table takes them and the numbers.
         fields = np.concatenate([np.array(program, dtype=np.float64) for program, _ in programs])
         fields = fields.reshape(-1, FIELDS)

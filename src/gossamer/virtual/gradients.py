@@ -69,10 +69,6 @@ class Evaluator:
                     "--precision bfloat16 and batch norm do not batch: take --gradients auto, graph or loop"
                 )
             self.way = "graph" if device.type == "cuda" else "loop"
-        if device.type == "cuda" and self.way != "batched":
-            # The GPU's matrix units want a pixel's channels side by side: cuDNN would turn every image, and back.
-            self.model = model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-            self.flat = Flat.of_parameters(model)
         # Nothing is cached: a captured graph casts its weights anew at every replay.
         self.autocast: Autocast = partial(
             torch.autocast, device.type, torch.bfloat16, enabled=narrow, cache_enabled=False
