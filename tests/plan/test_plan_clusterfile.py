@@ -68,9 +68,7 @@ def test_what_is_written_is_read_again(tmp_path, name):
         ),
         inside=Link(1e9, 1e-3),
         between=Link(1e8, 2e-3),
-        costs=Costs(
-            slowdown=1.2, mixing_bytes_per_s=2e9, compressing_bytes_per_s=1e8, overhead_s=0.001, ticket_s=0.002
-        ),
+        costs=Costs(slowdown=1.2, mixing_bytes_per_s=2e9, compressing_bytes_per_s=1e8, overhead_s=0.001),
         tables=(
             Table(kind="mean", shape=Shape(4, 2, 1), sizes_bytes=(4096, 10**6), seconds=(0.001, 0.1), spread=0.05),
         ),

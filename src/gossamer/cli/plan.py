@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,7 +28,7 @@ from gossamer.tasks import TaskConfig
 
 SHOWN = 12
 
-CARRIED = ("model", "data", "optimizer", "batch")
+CARRIED = (*(field.name for field in dataclasses.fields(TaskConfig)), "optimizer", "batch")
 """Options that go on to the command that is recommended."""
 
 VERIFIED = ("task", *CARRIED, "compute", "straggler")
@@ -38,8 +39,8 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("--cluster", metavar="FILE", help="the cluster: written by gossamer probe, or by hand")
     add("--task", metavar="TEXT", help="what to train: a task's name, or a Python file that defines one")
-    add("--model", metavar="TEXT", help="which of the task's models")
-    add("--data", metavar="TEXT", help="path of the task's data")
+    for field in dataclasses.fields(TaskConfig):
+        add(f"--{field.name}", metavar="X", help=field.metadata["help"])
     add("--optimizer", metavar="TEXT", help="the optimizer; methods that need another are not recommended")
     add("--batch", metavar="N", help="samples per mini-batch, for the command")
     add("--parameters", metavar="N", help="the model's size, instead of a task")

@@ -33,7 +33,7 @@ FIELDS = {
     "cluster": ("nodes", "workers_per_node", "memory", "source"),
     "compute": ("step", "forward", "backward", "optimizer", "spread", "sample", "factors", "correlation"),
     "links": ("inside", "between"),
-    "costs": ("slowdown", "mixing", "compressing", "overhead", "ticket"),
+    "costs": ("slowdown", "mixing", "compressing", "overhead"),
     "model": ("parameters",),
     "measured": ("what", "members", "nodes", "at_once", "bytes", "seconds", "spread"),
 }
@@ -101,7 +101,6 @@ class Reader:
                 mixing_bytes_per_s=self._speed("costs.mixing"),
                 compressing_bytes_per_s=self._speed("costs.compressing"),
                 overhead_s=self._seconds("costs.overhead", 0.0),
-                ticket_s=self._seconds("costs.ticket", 0.0),
             ),
             tables=tuple(self._table(number, nodes, workers) for number in range(len(self._get("measured", [])))),
             parameters=self._count("model.parameters", 0),
@@ -301,9 +300,8 @@ def document(machines: Machines) -> dict[str, Any]:
     for name, speed in (("mixing", costs.mixing_bytes_per_s), ("compressing", costs.compressing_bytes_per_s)):
         if math.isfinite(speed):
             made["costs"][name] = f"{speed / 1e9:.4g}GB"
-    for name, seconds in (("overhead", costs.overhead_s), ("ticket", costs.ticket_s)):
-        if seconds:
-            made["costs"][name] = _rounded(seconds)
+    if costs.overhead_s:
+        made["costs"]["overhead"] = _rounded(costs.overhead_s)
     if machines.parameters:
         made["model"] = {"parameters": machines.parameters}
     made["measured"] = [
@@ -329,7 +327,6 @@ EXPLAINED = {
     "mixing": "per second, when a worker moves its parameters to a mean",
     "compressing": "per second, when it compresses a gradient",
     "overhead": "seconds of a step, beside all that",
-    "ticket": "seconds, to be given the next mini-batch where workers share them out",
     "memory": "left for one worker",
     "at_once": "such groups on one node at the same time",
 }

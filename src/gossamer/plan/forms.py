@@ -311,8 +311,7 @@ def a2cid2(scene: Scene, topology: Topology, config: GossipConfig) -> Forecast:
 
 def _beside(scene: Scene, own: np.ndarray, under_way: np.ndarray | float) -> np.ndarray:
     """Steps of workers that do not wait, with messages under way for that share of the time."""
-    costs = scene.machines.costs
-    slower: np.ndarray = own + under_way * ((costs.slowdown - 1) * own + costs.ticket_s)
+    slower: np.ndarray = own * (1 + under_way * (scene.machines.costs.slowdown - 1))
     return slower
 
 

@@ -116,8 +116,6 @@ class Costs:
     """How fast it gets through a gradient when it compresses it and adds up the others'."""
     overhead_s: float = 0.0
     """What a step costs beside all that."""
-    ticket_s: float = 0.0
-    """Asking for the next mini-batch, where workers that do not wait for each other share them out."""
 
 
 @dataclass(frozen=True, kw_only=True)

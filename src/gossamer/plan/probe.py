@@ -180,7 +180,7 @@ class Prober:
         self.findings.memory_bytes = min(self.meeting.tell("memory", _free_memory(self.per_node)))
 
     def beside(self, steps: Steps, keep_pace: Callable[[float], None]) -> None:
-        """Compute, tickets and small messages while a mean of all is always under way."""
+        """Compute and small messages while a mean of all is always under way."""
         everybody = tuple(range(self.meeting.workers))
         if len(everybody) == 1 or self.findings.compute is None:
             return
@@ -203,7 +203,7 @@ class Prober:
         thread = threading.Thread(target=communicate, name="gossamer-probe-mean", daemon=True)
         thread.start()
         try:
-            times, tickets = self._steps_beside(steps, keep_pace)
+            times = self._steps_beside(steps, keep_pace)
             small = self._gathers_beside(everybody)
         finally:
             over.set()
@@ -212,27 +212,22 @@ class Prober:
             raise failed[0]
         factors = self.findings.compute.worker_factors(self.meeting.workers)
         own = statistics.median(times) / float(factors[self.meeting.rank])
-        told = np.array(self.meeting.tell("beside", [own, statistics.fmean(tickets)]))
-        slower = float(np.median(told[:, 0])) / _median(self.findings.compute)
-        self.findings.costs = Costs(slowdown=max(1.0, slower), ticket_s=float(told[:, 1].mean()))
+        slower = statistics.median(self.meeting.tell("beside", own)) / _median(self.findings.compute)
+        self.findings.costs = Costs(slowdown=max(1.0, slower))
         self.findings.tables.append(small)
 
-    def _steps_beside(self, steps: Steps, keep_pace: Callable[[float], None]) -> tuple[list[float], list[float]]:
+    def _steps_beside(self, steps: Steps, keep_pace: Callable[[float], None]) -> list[float]:
         until = time.monotonic() + BESIDE_SHARE / 2 * self.budget_s
         times: list[float] = []
-        tickets: list[float] = []
         while time.monotonic() < until or len(times) < 3:
             began = time.monotonic()
-            self.meeting.point.add("ticket", 1)
-            given = time.monotonic()
             steps.gradient(len(times))
             steps.settle()
-            keep_pace(given)
+            keep_pace(began)
             steps.update(len(times))
             steps.settle()
-            tickets.append(given - began)
-            times.append(time.monotonic() - given)
-        return times, tickets
+            times.append(time.monotonic() - began)
+        return times
 
     def _gathers_beside(self, everybody: tuple[int, ...]) -> Table:
         """Small gathers behind the queues of a long mean."""
@@ -241,10 +236,11 @@ class Prober:
         spread = 0.0
         for size in sizes:
             part = torch.ones(size // 4)
-            first = self._once(GATHER, everybody, part, part)
+            # One at a time, as in training: each has compute before it.
+            (first,) = self._timed(GATHER, everybody, part, part, 1)
             share = BESIDE_SHARE / 4 * self.budget_s
             repeats = self.meeting.tell("repeats", min(MAX_REPEATS, int(share / max(first, 1e-6))))[0]
-            times = [self._once(GATHER, everybody, part, part) for _ in range(max(2, repeats))]
+            times = [self._timed(GATHER, everybody, part, part, 1)[0] for _ in range(max(2, repeats))]
             of_runs = np.mean(self.meeting.tell("times", times), axis=0)
             seconds.append(_usual(of_runs))
             spread = float(np.std(np.log(of_runs)))
@@ -308,9 +304,10 @@ class Prober:
         for size in sizes:
             vector = torch.ones(max(1, size // 4))
             received = torch.empty_like(vector)
-            first = self._once(kind, mine, vector, received)
+            (first,) = self._timed(kind, mine, vector, received, 1)
             repeats = self.meeting.tell("repeats", min(MAX_REPEATS, int(share / max(first, 1e-6))))[0]
-            times = [self._once(kind, mine, vector, received) for _ in range(repeats)] or [first]
+            # What links let through at once after a pause is not what they carry: the first of a row does not count.
+            times = self._timed(kind, mine, vector, received, 1 + max(1, repeats))[1:]
             heard = self.meeting.tell("times", times if self.meeting.rank in counted else None)
             of_runs = np.mean([each for each in heard if each is not None], axis=0)
             medians.append(_usual(of_runs))
@@ -319,17 +316,22 @@ class Prober:
             kind=kind, shape=shape, sizes_bytes=tuple(sizes), seconds=tuple(medians), spread=round(spreads[-1], 3)
         )
 
-    def _once(self, kind: str, mine: tuple[int, ...] | None, vector: Tensor, received: Tensor) -> float:
-        """Seconds of one message, started by all workers together."""
+    def _timed(
+        self, kind: str, mine: tuple[int, ...] | None, vector: Tensor, received: Tensor, count: int
+    ) -> list[float]:
+        """Seconds of each of so many messages in a row, started by all workers together."""
         self.meeting.barrier()
-        began = time.monotonic()
-        if mine is not None and kind == MEAN:
-            self.meeting.mean(mine, vector)
-        elif mine is not None and kind == EXCHANGE:
-            self.meeting.exchange(mine, vector, received)
-        elif mine is not None:
-            self.meeting.gather(mine, vector)
-        return time.monotonic() - began
+        times = []
+        for _ in range(count):
+            began = time.monotonic()
+            if mine is not None and kind == MEAN:
+                self.meeting.mean(mine, vector)
+            elif mine is not None and kind == EXCHANGE:
+                self.meeting.exchange(mine, vector, received)
+            elif mine is not None:
+                self.meeting.gather(mine, vector)
+            times.append(time.monotonic() - began)
+        return times
 
     # What a worker does itself
 
@@ -355,7 +357,6 @@ class Prober:
         told = np.median(self.meeting.tell("mixing", [passes, compressing]), axis=0)
         self.findings.costs = Costs(
             slowdown=self.findings.costs.slowdown,
-            ticket_s=self.findings.costs.ticket_s,
             mixing_bytes_per_s=self.size_bytes / max(float(told[0]), 1e-9),
             compressing_bytes_per_s=self.size_bytes / max(float(told[1]), 1e-9),
         )

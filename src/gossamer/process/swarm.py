@@ -6,6 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
 
 import torch
@@ -189,18 +190,21 @@ class Swarm:
 
         The loader is begun again when it is exhausted.
         """
-        while True:
-            empty = True
-            for batch in loader:
-                empty = False
-                taken = self.point.add("batches", 1)
-                # A store that took another's place counts from 0 again, and one out of reach not at all.
-                self._taken = max(self._taken + 1, taken or 0)
-                if self._taken > total_steps:
-                    return
-                yield batch
-            if empty:
-                raise InputError("the loader gives no batches (any more): give one that can be begun again")
+        with ThreadPoolExecutor(1, thread_name_prefix="gossamer-tickets") as clerk:
+            # The next is asked for while the last is worked on: where messages fill a slow link, answers take long.
+            asked = clerk.submit(self.point.add, "batches", 1)
+            while True:
+                empty = True
+                for batch in loader:
+                    empty = False
+                    # A store that took another's place counts from 0 again, and one out of reach not at all.
+                    self._taken = max(self._taken + 1, asked.result() or 0)
+                    if self._taken > total_steps:
+                        return
+                    asked = clerk.submit(self.point.add, "batches", 1)
+                    yield batch
+                if empty:
+                    raise InputError("the loader gives no batches (any more): give one that can be begun again")
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
