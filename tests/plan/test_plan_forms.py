@@ -6,7 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from gossamer.methods import METHODS
+from gossamer.effects import Mean, Update
+from gossamer.methods import METHODS, Method
 from gossamer.plan import disagreement, replay
 from gossamer.plan.forms import FORMS, Scene
 from gossamer.plan.machines import Compute, Costs, Machines, Shape, Table, shapes
@@ -242,3 +243,30 @@ def test_rare_averaging_is_seen_for_what_it_is():
     assert rho == sorted(rho)
     assert rho[2] == pytest.approx(math.sqrt(1 - 2 / 9))
     assert rho[3] > 0.96
+
+
+class Whisper(Method):
+    """A method that the planner has no form for: pairs of the schedule, waited for."""
+
+    name = "whisper"
+    summary = "for this test"
+    lockstep = True
+
+    def step(self, worker):
+        yield Update()
+        group = worker.topology.group(worker.step, worker.rank).members
+        mean = yield Mean(worker.x, round=worker.step, topic="model", group=group)
+        worker.x.copy_(mean)
+
+
+def test_a_method_without_a_form_is_predicted_by_running_it(monkeypatch):
+    monkeypatch.setitem(METHODS, "whisper", Whisper)
+    scene = Scene(cluster(4, 1), 10_000_000, num_runs=1)
+    found = predict(scene, Candidate("whisper", "ring", {}))
+    # Compute, and then 40 MB over 625 MB/s to the neighbour and back, in two latencies.
+    assert found.step_s == pytest.approx(0.06 + 0.064 + 1e-4, rel=1e-3)
+    assert found.bytes_per_step == pytest.approx(40e6, rel=1e-3)
+    assert found.bound_by == BANDWIDTH
+    # Rings of four agree after two rounds.
+    assert found.contraction < 0.5
+    assert Candidate("whisper", "star", {}) in list(candidates(4, 4, methods=("whisper",)))
