@@ -40,7 +40,7 @@ BLOCKING = ("cudaStreamSynchronize", "cudaEventSynchronize")
 ALONE = "alone"
 
 
-def train(rank: int, workers: int, port: int, method: str, out: str) -> None:
+def train(rank: int, workers: int, port: int, method: str, out: str, together: Any) -> None:
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(workers), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(2)
     torch.manual_seed(0)
@@ -67,6 +67,8 @@ def train(rank: int, workers: int, port: int, method: str, out: str) -> None:
         return (time.perf_counter() - began) / count
 
     steps(WARM)
+    # They share the GPU, so all have to be at work while one is timed.
+    together.wait()
     step_s = steps(TIMED)
     report: dict[str, Any] = {"step_s": step_s}
     if rank == 0:
@@ -117,7 +119,8 @@ def measure(method: str, workers: int, traces: Path | None) -> dict[str, Any]:
         out = str(traces or temporary)
         Path(out).mkdir(parents=True, exist_ok=True)
         port = free_port()
-        mp.start_processes(train, (workers, port, method, out), workers, start_method="spawn")
+        together = mp.get_context("spawn").Barrier(workers)
+        mp.start_processes(train, (workers, port, method, out, together), workers, start_method="spawn")
         return dict(json.loads(Path(out, "report.json").read_text()))
 
 
