@@ -1,6 +1,7 @@
 """One worker of several that train with Hugging Face's Trainer, started by torchrun; what it saw goes to a file."""
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -53,6 +54,9 @@ def arguments(out, **more):
 
 def train(out, method):
     torch.manual_seed(0)
+    if os.environ["RANK"] == "0":
+        # Looking at one's share is not joining: workers may do it as often as they like.
+        assert len(hf.shard(points())) == 20
     model, before = Line(), BeforeTheEnd()
     with hf.alone():
         args = arguments(out)

@@ -29,7 +29,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 from gossamer.errors import InputError
 from gossamer.methods import find
 from gossamer.process.join import join
-from gossamer.process.place import find_place
+from gossamer.process.place import find_local_rank, find_rank
 from gossamer.process.swarm import Swarm
 
 TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
@@ -42,8 +42,7 @@ def alone() -> Iterator[None]:
 
     It still knows its rank: only rank 0 logs and saves. Of several GPUs each worker of a machine sees one.
     """
-    place = find_place()
-    local = int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")))
+    (rank, _), local = find_rank(), find_local_rank()
     devices = torch.cuda.device_count()
     if devices > 1 and not torch.cuda.is_initialized():
         visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(devices)))).split(",")
@@ -53,19 +52,19 @@ def alone() -> Iterator[None]:
         yield
         for state in (PartialState, AcceleratorState):
             if state._shared_state:
-                state._shared_state.update(process_index=place.rank, local_process_index=local)
+                state._shared_state.update(process_index=rank, local_process_index=local)
     finally:
         os.environ.update(told)
 
 
 def shard(dataset: Any) -> Any:
     """This worker's share of a dataset: every n-th example, of a ``datasets`` dataset or any with a length."""
-    place = find_place()
+    rank, workers = find_rank()
     if hasattr(dataset, "shard"):
-        return dataset.shard(num_shards=place.workers, index=place.rank)
+        return dataset.shard(num_shards=workers, index=rank)
     if not hasattr(dataset, "__len__"):
         raise InputError("a dataset without a length cannot be dealt out: give each worker a stream of its own")
-    return Subset(dataset, range(place.rank, len(dataset), place.workers))
+    return Subset(dataset, range(rank, len(dataset), workers))
 
 
 class GossamerCallback(TrainerCallback):

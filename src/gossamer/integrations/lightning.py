@@ -13,7 +13,6 @@ Lightning's own makes workers wait for each other.
 from __future__ import annotations
 
 import contextlib
-import os
 from typing import Any, TypeVar
 
 import networkx as nx
@@ -25,7 +24,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 from gossamer.errors import InputError
 from gossamer.methods import find
 from gossamer.process.join import join
-from gossamer.process.place import find_place
+from gossamer.process.place import find_local_rank, find_rank
 from gossamer.process.swarm import Swarm
 
 Anything = TypeVar("Anything")
@@ -65,19 +64,19 @@ class GossamerStrategy(ParallelStrategy):
         self._joined = False
         self.swarm: Swarm | None = None
         """This worker's part in the training, while it lasts and afterwards."""
-        self._place = find_place()
+        self._rank, self._workers = find_rank()
 
     @property
     def global_rank(self) -> int:
-        return self._place.rank
+        return self._rank
 
     @property
     def local_rank(self) -> int:
-        return int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")))
+        return find_local_rank()
 
     @property
     def world_size(self) -> int:
-        return self._place.workers
+        return self._workers
 
     @property
     def root_device(self) -> torch.device:

@@ -35,17 +35,27 @@ class Place:
         return MeetingPoint(self.host, self.port, self.rank == 0 and not agent, self.prefix, START_S)
 
 
-def find_place() -> Place:
-    """This process's place: the user's process group's, torchrun's, SLURM's, or that of a lone worker."""
+def find_rank() -> tuple[int, int]:
+    """This process's rank, and of how many: the user's process group's, torchrun's, SLURM's, or a lone worker's."""
     env = os.environ
     if dist.is_available() and dist.is_initialized():
-        rank, workers = dist.get_rank(), dist.get_world_size()
-    elif "RANK" in env and "WORLD_SIZE" in env:
-        rank, workers = int(env["RANK"]), int(env["WORLD_SIZE"])
-    elif "SLURM_PROCID" in env and "SLURM_NTASKS" in env:
-        rank, workers = int(env["SLURM_PROCID"]), int(env["SLURM_NTASKS"])
-    else:
-        rank, workers = 0, 1
+        return dist.get_rank(), dist.get_world_size()
+    if "RANK" in env and "WORLD_SIZE" in env:
+        return int(env["RANK"]), int(env["WORLD_SIZE"])
+    if "SLURM_PROCID" in env and "SLURM_NTASKS" in env:
+        return int(env["SLURM_PROCID"]), int(env["SLURM_NTASKS"])
+    return 0, 1
+
+
+def find_local_rank() -> int:
+    """This process's number among those of its machine."""
+    return int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")))
+
+
+def find_place() -> Place:
+    """This process's place for one more meeting: all workers have to ask as often."""
+    env = os.environ
+    rank, workers = find_rank()
     if workers > 1 and not ("MASTER_ADDR" in env and "MASTER_PORT" in env):
         raise InputError("MASTER_ADDR and MASTER_PORT are not set: start the workers with torchrun, or set them")
     host = env.get("MASTER_ADDR", "127.0.0.1")
