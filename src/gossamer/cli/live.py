@@ -69,7 +69,8 @@ def _left(view: View) -> str:
     """How long it will take from here, if that can be said."""
     if not view.total_steps or not view.time:
         return ""
-    return f"{duration(view.time * (1 / max(_share(view), 1e-9) - 1))} left"
+    left = round(view.time * (1 / _share(view) - 1))
+    return f"{left} s left" if left < 120 else f"{duration(left)} left"
 
 
 def _line(view: View) -> str:

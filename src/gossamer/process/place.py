@@ -41,9 +41,9 @@ def find_rank() -> tuple[int, int]:
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     if "RANK" in env and "WORLD_SIZE" in env:
-        return int(env["RANK"]), int(env["WORLD_SIZE"])
+        return _number("RANK"), _number("WORLD_SIZE")
     if "SLURM_PROCID" in env and "SLURM_NTASKS" in env:
-        return int(env["SLURM_PROCID"]), int(env["SLURM_NTASKS"])
+        return _number("SLURM_PROCID"), _number("SLURM_NTASKS")
     return 0, 1
 
 
@@ -56,10 +56,12 @@ def find_place() -> Place:
     """This process's place for one more meeting: all workers have to ask as often."""
     env = os.environ
     rank, workers = find_rank()
+    if not 0 <= rank < workers:
+        raise InputError(f"this worker's rank is {rank} of {workers} workers: expected 0 to {workers - 1}")
     if workers > 1 and not ("MASTER_ADDR" in env and "MASTER_PORT" in env):
         raise InputError("MASTER_ADDR and MASTER_PORT are not set: start the workers with torchrun, or set them")
     host = env.get("MASTER_ADDR", "127.0.0.1")
-    port = int(env["MASTER_PORT"]) if "MASTER_PORT" in env else free_port()
+    port = _number("MASTER_PORT") if "MASTER_PORT" in env else free_port()
     run = f"{env.get('TORCHELASTIC_RUN_ID', 'run')}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
     return Place(rank, workers, host, port, f"gossamer/{run}/{next(_joined)}/")
 
@@ -70,6 +72,13 @@ def started_place() -> Place | None:
     if {"RANK", "WORLD_SIZE"} <= env.keys() or env.get("SLURM_NTASKS", "1") != "1":
         return find_place()
     return None
+
+
+def _number(name: str) -> int:
+    try:
+        return int(os.environ[name])
+    except ValueError:
+        raise InputError(f"{name} is {os.environ[name]!r} in the environment: expected a whole number") from None
 
 
 def free_port() -> int:

@@ -76,7 +76,7 @@ def _attend(workers: Workers, watch: Watch, stops: Stops, show: Show, restart: b
                 # One that was told that it cannot take part would only be told so again.
                 if restart and ended[rank] != BAD_INPUT and restarts[rank] < RESTARTS:
                     restarts[rank] += 1
-                    workers.start(rank, watch.reports[rank].steps)
+                    workers.start(rank)
                     watch.regain(rank)
                     known.remove(rank)
                     news.append(f"worker {rank} started again")

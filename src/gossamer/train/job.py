@@ -5,12 +5,11 @@ The same seed gives the same initial weights, the same partition and the same mi
 
 from __future__ import annotations
 
-import os
-
 import torch
 from torch import Tensor
 
 from gossamer.config import Run, find_device
+from gossamer.process.place import find_local_rank
 from gossamer.seeds import stream
 from gossamer.tasks import worker_batches
 
@@ -124,6 +123,6 @@ def _own_device(name: str) -> torch.device:
     if device.type != "cuda":
         return device
     if ":" not in name:
-        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")) % torch.cuda.device_count())
+        device = torch.device("cuda", find_local_rank() % torch.cuda.device_count())
     torch.cuda.set_device(device)
     return device

@@ -15,7 +15,6 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from datetime import timedelta
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
@@ -83,7 +82,7 @@ class Workers:
 
     def __enter__(self) -> Workers:
         for rank in range(self.count):
-            self.start(rank, 0)
+            self.start(rank)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -96,11 +95,10 @@ class Workers:
         if self._scrap is not None:
             shutil.rmtree(self._scrap, ignore_errors=True)
 
-    def start(self, rank: int, made_before: int) -> None:
+    def start(self, rank: int) -> None:
         """Start worker ``rank``, or start it again."""
-        order = replace(self.order, made_before=made_before)
-        place = Place(rank, self.count, HOST, self.port, _prefix(order.values["method"]))
-        arguments = (order.text(), place, self._environment(rank), str(self.log(rank)))
+        place = Place(rank, self.count, HOST, self.port, _prefix(self.order.values["method"]))
+        arguments = (self.order.text(), place, self._environment(rank), str(self.log(rank)))
         self.log(rank).touch()
         self._processes[rank] = FORKS.Process(target=work, args=arguments, name=f"gossamer-worker-{rank}")
         self._processes[rank].start()

@@ -36,8 +36,6 @@ class Order:
     """The checkpoint to go on from; empty: start anew."""
     trace: bool = False
     """Whether every worker writes down every event."""
-    made_before: int = 0
-    """Steps that this worker had made when it died, if it was restarted."""
 
     def run(self) -> Run:
         (run,) = resolve(self.values)

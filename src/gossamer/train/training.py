@@ -53,7 +53,10 @@ class Training:
         self._orphaned = orphaned
         self.before = Report(place.rank)
         """What this worker had done when the run was resumed."""
-        self.report = Report(place.rank, steps=order.made_before)
+        earlier = board.get(place.rank)
+        self.made_before = 0 if earlier is None else earlier.steps
+        """Steps that a process made which was this worker before it died."""
+        self.report = Report(place.rank, steps=self.made_before)
         self.job = Job(run, place.rank)
         self.checkpoint: Checkpoint | None = None
         if order.checkpoint:
@@ -122,14 +125,14 @@ class Training:
     @property
     def goes_on(self) -> bool:
         """Whether this worker goes on as the one that it was in the checkpoint."""
-        return self.checkpoint is not None and self.checkpoint.fits(self.place.workers) and not self.order.made_before
+        return self.checkpoint is not None and self.checkpoint.fits(self.place.workers) and not self.made_before
 
     @property
     def made(self) -> int:
         """The steps of this worker so far, those before a restart or before the run was resumed included."""
         assert self.swarm is not None
-        if self.order.made_before and not self.lockstep:
-            return self.swarm.worker.step + self.order.made_before
+        if self.made_before and not self.lockstep:
+            return self.swarm.worker.step + self.made_before
         started_anew = self.checkpoint is not None and not self.checkpoint.fits(self.place.workers)
         earlier = self.checkpoint.mean_made() if self.checkpoint is not None and started_anew else 0
         return self.swarm.worker.step + earlier

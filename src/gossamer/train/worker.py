@@ -25,7 +25,7 @@ STOPS = (signal.SIGINT, signal.SIGTERM)
 def part_of(order: Order, place: Place, orphaned: Callable[[], bool] = lambda: False) -> Report:
     """Take part in a run as the worker at ``place``, until its end or until ``orphaned``; returns the last report."""
     board = Board(place.meeting_point())
-    report = Report(place.rank, steps=order.made_before)
+    report = Report(place.rank)
     try:
         run = order.run()
         gate = Gate(place.rank, place.workers, together=run.method().lockstep)

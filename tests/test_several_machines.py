@@ -1,0 +1,49 @@
+"""The manifests of the docs say what a worker reads."""
+
+import re
+from pathlib import Path
+
+import yaml
+
+from gossamer.process.place import find_place
+
+PAGE = (Path(__file__).parents[1] / "docs" / "several-machines.md").read_text(encoding="utf-8")
+
+
+def block(start):
+    return re.search(rf"```\w+\n({re.escape(start)}.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[1]
+
+
+def test_the_kubernetes_manifest_gives_every_worker_its_place(monkeypatch):
+    service, job = yaml.safe_load_all(block("apiVersion"))
+    assert (service["kind"], job["kind"]) == ("Service", "Job")
+    assert service["spec"]["clusterIP"] == "None"
+    pod = job["spec"]["template"]
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    assert pod["spec"]["subdomain"] == service["metadata"]["name"]
+    assert job["spec"]["completionMode"] == "Indexed"
+    assert job["spec"]["completions"] == job["spec"]["parallelism"]
+    environment = {entry["name"]: entry for entry in pod["spec"]["containers"][0]["env"]}
+    index = environment.pop("RANK")["valueFrom"]["fieldRef"]["fieldPath"]
+    assert index == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    monkeypatch.setenv("RANK", "3")
+    for name, entry in environment.items():
+        monkeypatch.setenv(name, entry["value"])
+    place = find_place()
+    assert (place.rank, place.workers) == (3, job["spec"]["completions"])
+    assert place.host == f"{job['metadata']['name']}-0.{service['metadata']['name']}"
+    assert place.port == service["spec"]["ports"][0]["port"]
+
+
+def test_the_slurm_script_gives_every_worker_its_place(monkeypatch):
+    script = block("#!/bin/bash")
+    exported = dict(re.findall(r"^export (\w+)=(.*)$", script, re.MULTILINE))
+    assert {"MASTER_ADDR", "MASTER_PORT"} <= exported.keys()
+    monkeypatch.setenv("MASTER_ADDR", "host0")
+    monkeypatch.setenv("MASTER_PORT", exported["MASTER_PORT"])
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("SLURM_PROCID", "5")
+    monkeypatch.setenv("SLURM_NTASKS", "16")
+    place = find_place()
+    assert (place.rank, place.workers, place.port) == (5, 16, 29500)
