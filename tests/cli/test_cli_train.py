@@ -1,17 +1,23 @@
 """``gossamer train``: real workers started by the command, watched, slowed down, killed and stopped."""
 
+import io
 import json
 import os
 import signal
 import subprocess
+import sys
 import time
 
 import numpy as np
 import pytest
 import torch
+from rich.console import Console
 from safetensors.torch import load_file
 
+from gossamer.cli.live import screen
+from gossamer.process.place import free_port
 from gossamer.seeds import stream
+from gossamer.train.watching import Row, View
 
 QUADRATIC = ("--task", "quadratic", "--dim", "8", "--lr", "0.05", "--workers", "3", "--steps", "20")
 
@@ -55,7 +61,7 @@ def test_a_run_leaves_a_folder_with_every_workers_figures(gossamer, tmp_path):
         assert report["own_loss"] == pytest.approx(result["loss"], rel=1e-5)
         assert 0 < report["seconds"] <= result["time"]
     # Nothing was printed by the workers, so there is no log.
-    assert {path.name for path in (folder / "workers").iterdir()} == {"0.jsonl", "1.jsonl", "2.jsonl"}
+    assert not list((folder / "workers").glob("*.log"))
     # A simulation can be run from the settings of a real run, and the other way round.
     assert gossamer("simulate", "--config", "run/config.toml", "--json").code == 0
 
@@ -188,7 +194,11 @@ def running(command, tmp_path):
         started.append(process)
         metrics = tmp_path / "run" / "metrics.jsonl"
         deadline = time.monotonic() + 60
-        while not (metrics.exists() and metrics.read_text().count("\n") > 2):
+        while not (
+            metrics.exists()
+            and metrics.read_text().count("\n") > 2
+            and len(list((tmp_path / "run" / "workers").glob("*.jsonl"))) == 3
+        ):
             assert process.poll() is None, process.stderr.read()
             assert time.monotonic() < deadline
             time.sleep(0.05)
@@ -271,3 +281,68 @@ def test_a_killed_worker_is_started_again(running, tmp_path):
     assert summary["workers_gone"] == []
     assert summary["worker_reports"][1]["state"] == "done"
     assert any("took over the weights" in news for news in summary["news"])
+
+
+def test_under_torchrun_the_command_joins(command, tmp_path):
+    _, environment = command
+    ran = subprocess.run(
+        [
+            *(
+                sys.executable,
+                "-m",
+                "torch.distributed.run",
+                "--nproc-per-node",
+                "2",
+                "--master-port",
+                str(free_port()),
+            ),
+            *("-m", "gossamer", "train", "--task", "quadratic", "--steps", "20", "--method", "allreduce,gossip"),
+            *("--out", "run", "--json"),
+        ],
+        env=environment,
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert ran.returncode == 0, ran.stderr
+    results = json.loads(ran.stdout)["results"]
+    assert [(result["method"], result["workers"], result["total_steps"]) for result in results] == [
+        ("allreduce", 2, 40),
+        ("gossip", 2, 40),
+    ]
+    for result in results:
+        assert [report["state"] for report in result["worker_reports"]] == ["done", "done"]
+        folder = tmp_path / "run" / result["method"]
+        assert json.loads((folder / "summary.json").read_text())["loss"] == result["loss"]
+        assert (folder / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("variables", "words"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2"}, ("MASTER_ADDR", "torchrun")),
+        ({"RANK": "two", "WORLD_SIZE": "2"}, ("RANK is 'two'",)),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, ("rank is 2 of 2 workers",)),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, ("--workers is 3, but 1 were started",)),
+    ],
+)
+def test_an_environment_that_makes_no_sense_is_one_line(gossamer, monkeypatch, variables, words):
+    for name in ("MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    gossamer("train", "--workers", "3").refused(*words)
+
+
+def test_the_live_view_has_a_row_per_worker():
+    rows = [Row(0, 10, 5.0, 0.5, 3, "training"), Row(1, 2, 1.0, 0.7, 1, "slow"), Row(2, 1, 0.0, None, 0, "gone")]
+    console = Console(width=80, file=io.StringIO(), force_terminal=False)
+    console.print(screen("a2cid2", View(2.0, 13, 26, 0.6, rows)))
+    shown = console.file.getvalue().splitlines()
+    assert all(part in shown[0] for part in ("a2cid2", "50%", "2 s left", "loss 0.6"))
+    assert [line.split() for line in shown[2:]] == [
+        ["0", "10", "5.0", "0.5", "3"],
+        ["1", "2", "1.0", "0.7", "1", "slow"],
+        ["2", "1", "0.0", "–", "0", "gone"],
+    ]

@@ -48,7 +48,7 @@ class LiveView:
         for item in news:
             self.say(item)
         if self._live is not None:
-            self._live.update(_screen(self.name, view))
+            self._live.update(screen(self.name, view))
         elif not self.quiet and time.monotonic() - self._said >= SECONDS_BETWEEN_LINES:
             self._said = time.monotonic()
             print(f"{self.name}: {_line(view)}", file=sys.stderr, flush=True)
@@ -83,7 +83,8 @@ def _line(view: View) -> str:
     return "  ".join([*parts, _left(view)]).rstrip()
 
 
-def _screen(name: str, view: View) -> Group:
+def screen(name: str, view: View) -> Group:
+    """What a terminal shows."""
     head = Table.grid(padding=(0, 2))
     loss = f"loss {view.train_loss:.3g}" if view.train_loss is not None else ""
     head.add_row(
