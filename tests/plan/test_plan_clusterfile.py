@@ -71,6 +71,7 @@ def test_what_is_written_is_read_again(tmp_path, name):
         costs=Costs(slowdown=1.2, mixing_bytes_per_s=2e9, compressing_bytes_per_s=1e8, overhead_s=0.001),
         tables=(
             Table(kind="mean", shape=Shape(4, 2, 1), sizes_bytes=(4096, 10**6), seconds=(0.001, 0.1), spread=0.05),
+            Table(kind="gather", shape=Shape(2, 1), sizes_bytes=(4096,), seconds=(0.001,), in_a_row=(0.002,)),
         ),
         parameters=1234,
         memory_bytes=8e9,
@@ -144,6 +145,7 @@ BAD_ROWS = [
     ("bytes", [1000000, 4096], "ascending"),
     ("seconds", [0.1], "2 sizes"),
     ("seconds", [0.1, -0.1], "0 or more"),
+    ("in_a_row", [0.1], "2 sizes"),
     ("spread", -1, "0 or more"),
 ]
 

@@ -270,3 +270,17 @@ def test_a_method_without_a_form_is_predicted_by_running_it(monkeypatch):
     # Rings of four agree after two rounds.
     assert found.contraction < 0.5
     assert Candidate("whisper", "star", {}) in list(candidates(4, 4, methods=("whisper",)))
+
+
+def test_what_a_link_lets_through_at_once_counts_only_after_a_pause():
+    table = Table(
+        kind="mean", shape=Shape(2, 2), sizes_bytes=(4, 40_000_000), seconds=(0.0, 0.05), in_a_row=(0.0, 0.07)
+    )
+    machines = dataclasses.replace(cluster(2, 1), tables=(table,))
+    scene = Scene(machines, 10_000_000, num_runs=1)
+    # All-reduce computes for 60 ms before every message; overlapped messages follow each other.
+    assert predict(scene, Candidate("allreduce", "complete", {})).step_s == pytest.approx(0.06 + 0.05, rel=1e-3)
+    assert predict(scene, Candidate("overlap", "ring", {})).step_s == pytest.approx(0.07, rel=1e-3)
+    # Where compute leaves a pause of 10 ms, so much of it is there again.
+    longer = Scene(dataclasses.replace(machines, compute=Compute(mean_s=0.08)), 10_000_000, num_runs=1)
+    assert longer.times.mean(Shape(2, 2), 40_000_000).after(0.01).seconds == pytest.approx(0.06, rel=1e-3)

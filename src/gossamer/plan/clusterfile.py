@@ -35,7 +35,7 @@ FIELDS = {
     "links": ("inside", "between"),
     "costs": ("slowdown", "mixing", "compressing", "overhead"),
     "model": ("parameters",),
-    "measured": ("what", "members", "nodes", "at_once", "bytes", "seconds", "spread"),
+    "measured": ("what", "members", "nodes", "at_once", "bytes", "seconds", "in_a_row", "spread"),
 }
 PARTS = ("forward", "backward", "optimizer")
 
@@ -251,8 +251,10 @@ class Reader:
             )
         sizes = self._list(f"{field}.bytes", row["bytes"], 1)
         seconds = self._list(f"{field}.seconds", row["seconds"], 0.0)
-        if len(sizes) != len(seconds):
-            raise self.error(f"{field}.seconds", f"has {len(seconds)} times for {len(sizes)} sizes: expected one each")
+        row_seconds = self._list(f"{field}.in_a_row", row["in_a_row"], 0.0) if "in_a_row" in row else ()
+        for name, times in (("seconds", seconds), ("in_a_row", row_seconds or seconds)):
+            if len(sizes) != len(times):
+                raise self.error(f"{field}.{name}", f"has {len(times)} times for {len(sizes)} sizes: expected one each")
         if list(sizes) != sorted(set(sizes)):
             raise self.error(f"{field}.bytes", "is not in ascending order")
         return Table(
@@ -260,6 +262,7 @@ class Reader:
             shape=Shape(counts["members"], counts["nodes"], counts["at_once"]),
             sizes_bytes=tuple(int(size) for size in sizes),
             seconds=seconds,
+            in_a_row=row_seconds,
             spread=self._checked(f"{field}.spread", row.get("spread", 0.0), 0.0),
         )
 
@@ -312,6 +315,7 @@ def document(machines: Machines) -> dict[str, Any]:
             "at_once": table.shape.at_once,
             "bytes": list(table.sizes_bytes),
             "seconds": [_rounded(time) for time in table.seconds],
+            **({"in_a_row": [_rounded(time) for time in table.in_a_row]} if table.in_a_row else {}),
             "spread": _rounded(table.spread),
         }
         for table in machines.tables
@@ -328,6 +332,7 @@ EXPLAINED = {
     "compressing": "per second, when it compresses a gradient",
     "overhead": "seconds of a step, beside all that",
     "memory": "left for one worker",
+    "in_a_row": "seconds, right after one another",
     "at_once": "such groups on one node at the same time",
 }
 

@@ -85,6 +85,11 @@ class Scene:
         """Compute times [steps, runs, workers]."""
         return self.draw(NUM_STEPS)
 
+    @cached_property
+    def usual_s(self) -> float:
+        """What a step's compute takes on average over workers."""
+        return float(self.compute.mean())
+
     def draw(self, num_steps: int) -> np.ndarray:
         rng = stream(self.seed, "plan", self.workers)
         return self.machines.compute.draw(rng, (num_steps, self.num_runs, self.workers))
@@ -113,7 +118,7 @@ class Scene:
 
 
 def allreduce(scene: Scene, topology: Topology, config: MethodConfig) -> Forecast:
-    timing = scene.times.mean(scene.everybody(), scene.size_bytes)
+    timing = scene.times.mean(scene.everybody(), scene.size_bytes).after(scene.usual_s)
     free = scene.compute.max(axis=-1).mean(axis=0) + scene.passes(2)
     return Forecast(
         step_s=free + scene.per_run(timing),
@@ -130,7 +135,7 @@ def localsgd(scene: Scene, topology: Topology, config: LocalSGDConfig) -> Foreca
     blocks = math.ceil(NUM_STEPS / period)
     compute = scene.draw(blocks * period) + scene.passes(0)
     together = compute.reshape(blocks, period, scene.num_runs, scene.workers).sum(axis=1).max(axis=-1).mean(axis=0)
-    timing = scene.times.mean(scene.everybody(), scene.size_bytes)
+    timing = scene.times.mean(scene.everybody(), scene.size_bytes).after(period * scene.usual_s)
     free = (together + scene.passes(1) - scene.passes(0)) / period
     return Forecast(
         step_s=free + scene.per_run(timing) / period,
@@ -183,8 +188,9 @@ class Round:
 
     def __init__(self, scene: Scene, groups: list[tuple[int, ...]]) -> None:
         made = shapes(groups, scene.machines.per_node)
-        self.timings = [scene.times.mean(shape, scene.size_bytes) for shape in dict.fromkeys(made)]
-        known = {shape: scene.times.mean(shape, scene.size_bytes) for shape in set(made)}
+        in_a_row = {shape: scene.times.mean(shape, scene.size_bytes) for shape in dict.fromkeys(made)}
+        known = {shape: timing.after(scene.usual_s - timing.seconds) for shape, timing in in_a_row.items()}
+        self.timings = list(known.values())
         sizes = [len(members) for members in groups]
         self._members = np.array([rank for members in groups for rank in members], dtype=np.int64)
         self._starts = np.concatenate([[0], np.cumsum(sizes)[:-1]]).astype(np.int64) if groups else np.zeros(0, int)
@@ -211,7 +217,7 @@ def divisible(scene: Scene, topology: Topology, config: DivisibleConfig) -> Fore
     message = compressor.size_bytes(scene.parameters)
     summed = config.compressor in ("randomblock", "lowrank", "none")
     everybody, times = scene.everybody(), scene.times
-    front = times.mean(everybody, message) if summed else times.gather(everybody, message)
+    front = (times.mean(everybody, message) if summed else times.gather(everybody, message)).after(scene.usual_s)
     late = None if summed else times.late_gather(everybody, message)
     back = times.mean(everybody, 2 * scene.size_bytes + ITEM_BYTES)
     period = config.period
@@ -270,7 +276,7 @@ def divisible(scene: Scene, topology: Topology, config: DivisibleConfig) -> Fore
 
 
 def lasgd(scene: Scene, topology: Topology, config: LASGDConfig) -> Forecast:
-    timing = scene.times.mean(scene.everybody(), scene.size_bytes)
+    timing = scene.times.mean(scene.everybody(), scene.size_bytes).after(config.period * scene.usual_s)
     own = scene.compute.mean(axis=0) + scene.passes(2)
     # From one merge to the next: the steps of the slowest worker, then the average.
     cycle = config.period * own.max(axis=1) + timing.seconds
@@ -291,7 +297,8 @@ def lasgd(scene: Scene, topology: Topology, config: LASGDConfig) -> Forecast:
 def gossip(scene: Scene, topology: Topology, config: GossipConfig, accelerated: bool = False) -> Forecast:
     own = scene.compute.mean(axis=0) + scene.passes(2)
     free = _pace(own)
-    timing = _slowest_exchange(scene, topology)
+    in_a_row = _slowest_exchange(scene, topology)
+    timing = in_a_row.after(scene.usual_s / config.rate - in_a_row.seconds)
     rate = _achieved(config.rate, float(free.mean()), timing.seconds, topology)
     # Whoever finds no partner is waited for by others: links are as busy as was asked for.
     under_way = min(1.0, config.rate * timing.seconds / float(free.mean()))

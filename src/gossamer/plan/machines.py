@@ -42,12 +42,15 @@ class Table:
     sizes_bytes: tuple[int, ...]
     """Ascending."""
     seconds: tuple[float, ...]
+    """After a pause."""
+    in_a_row: tuple[float, ...] = ()
+    """One right after the other, where what a link lets through at once after a pause is used up; empty: the same."""
     spread: float = 0.0
     """Standard deviation of the logarithm of one measurement."""
 
-    def at(self, size_bytes: float) -> float:
+    def at(self, size_bytes: float, in_a_row: bool = False) -> float:
         """Seconds for a message of this size: linear between what was measured, and beyond it."""
-        sizes, seconds = self.sizes_bytes, self.seconds
+        sizes, seconds = self.sizes_bytes, (self.in_a_row or self.seconds) if in_a_row else self.seconds
         if size_bytes <= sizes[0] or len(sizes) == 1:
             return seconds[0] * max(1.0, size_bytes / sizes[0] if len(sizes) == 1 else 1.0)
         if size_bytes > sizes[-1]:

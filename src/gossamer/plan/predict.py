@@ -137,8 +137,7 @@ def predict(scene: Scene, candidate: Candidate) -> Prediction:
 def bound_by(scene: Scene, found: Forecast) -> str:
     """What a step would gain most from: no waiting for slow workers, or for messages; compute if neither is much."""
     step, free = float(found.step_s.mean()), float(found.free_s.mean())
-    typical = float(scene.compute.mean())
-    waiting, exposed = max(0.0, free - typical), max(0.0, step - free)
+    waiting, exposed = max(0.0, free - scene.usual_s), max(0.0, step - free)
     if waiting + exposed < SMALL * step:
         return COMPUTE
     if waiting >= exposed:
@@ -151,7 +150,7 @@ def bound_by(scene: Scene, found: Forecast) -> str:
 
 def ddp_step_s(scene: Scene) -> float:
     """What DDP, which sends gradients while the backward pass still runs, takes at best."""
-    timing = scene.times.mean(scene.everybody(), scene.size_bytes)
+    timing = scene.times.mean(scene.everybody(), scene.size_bytes).after(scene.usual_s)
     compute = float(scene.compute.max(axis=-1).mean())
     return compute + max(0.0, timing.seconds - scene.machines.compute.typical_backward_s)
 

@@ -45,7 +45,9 @@ SIZE_STEP = 8
 """From one message size to the next."""
 WARM_STEPS = 3
 NUM_STEPS = 40
-MAX_REPEATS = 15
+MAX_REPEATS = 18
+PAUSE_S = 0.05
+"""Before a message that is timed alone: links that let some of it through at once have filled up again."""
 COMPUTE_SHARE, BESIDE_SHARE = 0.2, 0.2
 """Of the time there is; the rest is for messages."""
 BACKGROUND = "/background"
@@ -298,22 +300,32 @@ class Prober:
             if found == shape
         }
         sizes = message_sizes(self.size_bytes, kind, shape.members == self.meeting.workers)
-        medians: list[float] = []
-        spreads: list[float] = []
+        rested: list[float] = []
+        in_a_row: list[float] = []
+        spread = 0.0
         share = seconds / len(sizes)
         for size in sizes:
             vector = torch.ones(max(1, size // 4))
             received = torch.empty_like(vector)
             (first,) = self._timed(kind, mine, vector, received, 1)
             repeats = self.meeting.tell("repeats", min(MAX_REPEATS, int(share / max(first, 1e-6))))[0]
-            # What links let through at once after a pause is not what they carry: the first of a row does not count.
-            times = self._timed(kind, mine, vector, received, 1 + max(1, repeats))[1:]
-            heard = self.meeting.tell("times", times if self.meeting.rank in counted else None)
-            of_runs = np.mean([each for each in heard if each is not None], axis=0)
-            medians.append(_usual(of_runs))
-            spreads.append(float(np.std(np.log(of_runs))) if len(of_runs) > 2 else 0.0)
+            alone = []
+            for _ in range(max(1, repeats // 3)):
+                time.sleep(PAUSE_S)
+                alone += self._timed(kind, mine, vector, received, 1)
+            row = self._timed(kind, mine, vector, received, 1 + max(1, repeats // 2))[1:]
+            heard = self.meeting.tell("times", [alone, row] if self.meeting.rank in counted else None)
+            of_pauses, of_rows = (np.mean([each[k] for each in heard if each is not None], axis=0) for k in (0, 1))
+            rested.append(_usual(of_pauses))
+            in_a_row.append(max(rested[-1], _usual(of_rows)))
+            spread = float(np.std(np.log(of_rows))) if len(of_rows) > 2 else 0.0
         return Table(
-            kind=kind, shape=shape, sizes_bytes=tuple(sizes), seconds=tuple(medians), spread=round(spreads[-1], 3)
+            kind=kind,
+            shape=shape,
+            sizes_bytes=tuple(sizes),
+            seconds=tuple(rested),
+            in_a_row=tuple(in_a_row),
+            spread=round(spread, 3),
         )
 
     def _timed(

@@ -65,7 +65,7 @@ class MachineClock:
         for node in nodes:
             self._busy[node] += 1
         shape = Shape(len(members), len(nodes), max(self._busy[node] for node in nodes))
-        timing: Timing = Timing() if self.free else time(shape, size_bytes)
+        timing: Timing = Timing() if self.free else time(shape, size_bytes).after(self.machines.compute.mean_s)
 
         def over(moment: float) -> None:
             for node in nodes:

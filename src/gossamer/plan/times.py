@@ -7,7 +7,7 @@ for rings over shared cards, times how far the formula was off for the nearest s
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gossamer.plan.machines import EXCHANGE, GATHER, LATE_GATHER, MEAN, Machines, Shape, Table
 from gossamer.virtual.hardware import Link
@@ -22,10 +22,18 @@ class Timing:
     crosses: bool = False
     """It goes between nodes."""
     spread: float = 0.0
+    burst_s: float = 0.0
+    """By how much a message is shorter after a pause."""
 
     @property
     def seconds(self) -> float:
+        """In a row with others."""
         return self.latency_s + self.transfer_s
+
+    def after(self, pause_s: float) -> Timing:
+        """The same after a pause: what a link can let through at once fills up again as fast as it was used up."""
+        saved = min(self.burst_s, max(0.0, pause_s), self.transfer_s)
+        return replace(self, transfer_s=self.transfer_s - saved, burst_s=0.0) if saved else self
 
 
 class Times:
@@ -70,13 +78,15 @@ class Times:
                 self.notes[f"no {kind} was measured: its time follows from the links"] = None
             return Timing(latency, transfer, crosses)
         self._note(kind, shape, table, size_bytes)
-        measured = table.at(size_bytes)
+        measured = table.at(size_bytes, in_a_row=True)
+        burst = max(0.0, measured - table.at(size_bytes))
         if table.shape == shape:
-            return Timing(min(table.latency_s, measured), max(0.0, measured - table.latency_s), crosses, table.spread)
+            own = min(table.latency_s, measured)
+            return Timing(own, measured - own, crosses, table.spread, burst)
         near = formula(self.machines, kind, table.shape, size_bytes)
         latency *= _ratio(table.latency_s, near[0])
         transfer *= _ratio(max(0.0, measured - table.latency_s), near[1])
-        return Timing(latency, transfer, crosses, table.spread)
+        return Timing(latency, transfer, crosses, table.spread, min(burst, transfer))
 
     def _nearest(self, kind: str, shape: Shape) -> Table | None:
         """The measured table whose shape is nearest; one on the same kind of links, if there is any."""

@@ -52,8 +52,11 @@ def scaled_bandwidth(machines: Machines, factor: float) -> Machines:
         if (table.shape.nodes > 1) != between:
             return table
         latency = table.latency_s
-        seconds = tuple(latency + (each - latency) / factor for each in table.seconds)
-        return dataclasses.replace(table, seconds=seconds)
+        seconds, in_a_row = (
+            tuple(latency + max(0.0, each - latency) / factor for each in times)
+            for times in (table.seconds, table.in_a_row)
+        )
+        return dataclasses.replace(table, seconds=seconds, in_a_row=in_a_row)
 
     link = machines.between if between else machines.inside
     changed = Link(link.bytes_per_s * factor, link.latency_s)
@@ -90,7 +93,8 @@ def _latency(machines: Machines, parameters: int, value: str) -> Changed:
         if (table.shape.nodes > 1) != between:
             return table
         more = table.latency_s * (factor - 1)
-        return dataclasses.replace(table, seconds=tuple(each + more for each in table.seconds))
+        seconds, in_a_row = (tuple(each + more for each in times) for times in (table.seconds, table.in_a_row))
+        return dataclasses.replace(table, seconds=seconds, in_a_row=in_a_row)
 
     changed = Link(link.bytes_per_s, link.latency_s * factor)
     made = dataclasses.replace(
