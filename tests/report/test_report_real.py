@@ -50,3 +50,28 @@ def test_a_real_run_is_reported(tmp_path, method):
     else:
         assert workers["steps"][1] < workers["steps"][0]
         assert sum(count for _, _, _, count in workers["edges"]) == pytest.approx(result["exchanges"], abs=3)
+
+
+def test_the_traces_of_real_workers_join_into_one(tmp_path):
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    folder, board = tmp_path / "run", tmp_path / "board"
+    result = train(folder, "--method", "gossip", "--steps", "30", "--trace", "--tensorboard", str(board))
+    trace = json.loads((folder / "trace.json").read_text())
+    events = trace["traceEvents"]
+    slices = [event for event in events if event["ph"] == "X"]
+    assert {"compute", "step", "snapshot", "exchange", "merge"} <= {event["name"] for event in slices}
+    assert len([event for event in slices if event["name"] == "step"]) == result["total_steps"]
+    # Both ends of an exchange give it the same name, so that arrows lead from one process to the other.
+    starts, ends = ({event["id"]: event for event in events if event["ph"] == phase} for phase in ("s", "f"))
+    matched = starts.keys() & ends.keys()
+    assert len(matched) >= 0.9 * len(starts) > 0
+    for name in matched:
+        assert starts[name]["pid"] != ends[name]["pid"]
+        # One clock: nothing arrives before it was sent.
+        assert ends[name]["ts"] > starts[name]["ts"] - 1000
+    read = EventAccumulator(str(board))
+    read.Reload()
+    assert {"train_loss", "busy/mean", "busy/worker_2", "worker_steps/worker_0"} <= set(read.Tags()["scalars"])
+    shares = [read.Scalars(f"worker_steps/worker_{rank}")[-1].value for rank in range(3)]
+    assert sum(shares) == result["total_steps"]

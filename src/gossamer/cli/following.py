@@ -10,10 +10,10 @@ from types import TracebackType
 
 from gossamer.errors import InputError
 from gossamer.recording import Recorder
-from gossamer.recording.trace import TraceFile
+from gossamer.recording.trace import TraceFile, join
 from gossamer.report.tensorboard import TensorBoard
 from gossamer.report.tracking import Tracker, load_tracker, scalars
-from gossamer.runfolder import TRACE
+from gossamer.runfolder import TRACE, WORKERS
 from gossamer.virtual.simulation import Point, WorkerPoint
 
 
@@ -32,10 +32,10 @@ def add_follow_options(parser: argparse.ArgumentParser) -> None:
 class Followers:
     """What follows the runs of one command, as its options say; a context manager that closes what was opened."""
 
-    def __init__(self, parsed: argparse.Namespace, methods: Sequence[str]) -> None:
+    def __init__(self, parsed: argparse.Namespace, methods: Sequence[str], kept: bool) -> None:
         self.trace, self.tensorboard = parsed.trace, parsed.tensorboard
         self.several = len(methods) > 1
-        if self.trace == "" and parsed.out is None:
+        if self.trace == "" and not kept:
             raise InputError("--trace has no file and there is no --out: give --trace FILE, or a folder with --out")
         if self.tensorboard == "":
             raise InputError("--tensorboard is empty: expected the name of a folder, which will be made")
@@ -70,17 +70,27 @@ class Followers:
         path = Path(self.trace)
         return path.with_name(f"{path.stem}-{method}{path.suffix}") if self.several else path
 
-    def points(self, method: str) -> _Points:
-        """Takes the points of one run's history to the trackers."""
+    def points(self, method: str) -> Points:
+        """Whatever wants to hear of the points of this run's history."""
         trackers: list[Tracker] = [self.tracker] if self.tracker is not None else []
         if self.tensorboard is not None:
             board = TensorBoard(Path(self.tensorboard) / method if self.several else Path(self.tensorboard))
             self._open.append(board)
             trackers.append(board)
-        return _Points(trackers)
+        return Points(trackers)
+
+    def join_traces(self, method: str, place: Path | None) -> None:
+        """Put the traces that the workers of a real run have left into one."""
+        path = self.trace_path(method, place)
+        if path is not None and place is not None:
+            found = sorted((place / WORKERS).glob(f"*.{TRACE}"))
+            if found:
+                join(found, path)
 
 
-class _Points:
+class Points:
+    """Takes the points of one run's history to the trackers."""
+
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self.trackers = trackers
 

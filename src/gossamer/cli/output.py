@@ -5,26 +5,18 @@ from __future__ import annotations
 import json
 import sys
 import textwrap
-import time
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Any, Literal
 
 from rich import box
 from rich.cells import cell_len
 from rich.console import Console
-from rich.progress import BarColumn, Progress, ProgressColumn, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from gossamer.virtual.simulation import plain
 
 PLAIN_WIDTH = 160
 """Columns of a table that does not go to a terminal."""
-
-NARROW = 100
-"""Terminals with fewer columns get no bar beside the figures."""
-
-SECONDS_BETWEEN_LINES = 5.0
 
 NOTHING = "–"
 """What stands in a table where there is no figure."""
@@ -114,52 +106,3 @@ def percent(share: float | None) -> str:
 
 def figure(value: float | None) -> str:
     return NOTHING if value is None else f"{value:.3g}"
-
-
-class Progressing:
-    """How far a run is: a live line on a terminal, a plain line now and then elsewhere. On standard error."""
-
-    def __init__(self, name: str, total: float, quiet: bool = False) -> None:
-        self.name, self.total, self.quiet = name, total, quiet
-        self._live: Progress | None = None
-        self._said = 0.0
-
-    def __enter__(self) -> Progressing:
-        if not self.quiet and sys.stderr.isatty():
-            console = Console(stderr=True, highlight=False)
-            bar: list[ProgressColumn] = [BarColumn()] if console.width >= NARROW else []
-            self._live = Progress(
-                TextColumn("{task.description:9}"),
-                *bar,
-                TextColumn("{task.percentage:>3.0f}%"),
-                TextColumn("{task.fields[line]}"),
-                TimeRemainingColumn(compact=True),
-                console=console,
-            )
-            self._task = self._live.add_task(self.name, total=self.total, line="")
-            self._live.start()
-        self._said = time.monotonic()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if self._live is not None:
-            self._live.stop()
-
-    def at(self, done: float, line: str, news: list[str]) -> None:
-        """The run is this far."""
-        for item in news:
-            self.say(item)
-        if self._live is not None:
-            self._live.update(self._task, completed=done, line=line)
-        elif not self.quiet and (time.monotonic() - self._said >= SECONDS_BETWEEN_LINES or done >= self.total):
-            self._said = time.monotonic()
-            print(f"{self.name}: {100 * done / self.total:.0f}%  {line}", file=sys.stderr, flush=True)
-
-    def say(self, news: str) -> None:
-        """Something happened that the person should know."""
-        if self._live is not None:
-            self._live.console.print(f"{self.name}: {news}")
-        elif not self.quiet:
-            print(f"{self.name}: {news}", file=sys.stderr, flush=True)

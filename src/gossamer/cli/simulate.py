@@ -14,10 +14,12 @@ from typing import Any
 
 from gossamer.cli.closing import show_comparison
 from gossamer.cli.following import Followers, add_follow_options
+from gossamer.cli.live import LiveView
 from gossamer.cli.options import add_run_options, given, shown_command
-from gossamer.cli.output import Progressing, counted, duration, percent, print_json
+from gossamer.cli.output import counted, duration, print_json
 from gossamer.config import Run, resolve, unused
 from gossamer.errors import InputError
+from gossamer.report.view import TRAINING, Row, View, state_of
 from gossamer.runfolder import SUMMARY, RunFolder, check_folder, make_folder, remove_if_empty, write_json
 from gossamer.virtual.simulation import Point, Result, WorkerPoint, plain, simulate
 
@@ -42,7 +44,7 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         print(f"note: the ideal clock has no machines: {', '.join(unused(runs[0]))} not used", file=sys.stderr)
     results: list[Result] = []
     try:
-        with Followers(parsed, [each.config.method for each in runs]) as followers:
+        with Followers(parsed, [each.config.method for each in runs], folder is not None) as followers:
             for each, place in zip(runs, places, strict=True):
                 results.append(_simulate(each, place, followers, command, quiet=parsed.json))
                 if results[-1].interrupted:
@@ -109,8 +111,7 @@ def _simulate(run: Run, place: Path | None, followers: Followers, command: str, 
     recorder = followers.recorder(c.method, c.workers, place)
     track = followers.points(c.method)
     time_unit = "s" if c.clock == "hardware" else "gradients"
-    total = float(c.steps if c.clock == "ideal" else c.steps * c.workers)
-    with Progressing(c.method, total, quiet) as progress, _Interrupts() as interrupts:
+    with LiveView(c.method, quiet) as view, _Interrupts() as interrupts:
 
         def watch(point: Point, workers: list[WorkerPoint], news: list[str]) -> None:
             nonlocal folder
@@ -120,8 +121,7 @@ def _simulate(run: Run, place: Path | None, followers: Followers, command: str, 
                 folder = folder or RunFolder(place, run.values(), command, time_unit=time_unit, recorder=recorder)
                 folder.metric(plain(asdict(point)))
             track(point, workers)
-            done = point.time if c.clock == "ideal" else float(point.total_steps)
-            progress.at(done, _line(point, c.clock), news)
+            view.show(lambda: _view(run, point, workers), news)
 
         result = simulate(run, watch, recorder)
         if recorder is not None:
@@ -161,14 +161,29 @@ def _in_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
-def _line(point: Point, clock: str) -> str:
-    parts = [f"time {point.time:.4g}{' s' if clock == 'hardware' else ''}"]
-    if point.train_loss is not None:
-        parts.append(f"loss {point.train_loss:.3g}")
-    if point.accuracy is not None:
-        parts.append(f"accuracy {percent(point.accuracy)}")
-    parts.append(f"consensus {point.consensus:.2g}")
-    return "  ".join(parts)
+def _view(run: Run, point: Point, workers: list[WorkerPoint]) -> View:
+    """What is shown of a point."""
+    c = run.config
+    speeds = [worker.steps / point.time if point.time else 0.0 for worker in workers]
+    rows = [
+        Row(worker.rank, worker.steps, speed, None, worker.exchanges, _state(worker, speed, speeds))
+        for worker, speed in zip(workers, speeds, strict=True)
+    ]
+    return View(
+        time=point.time,
+        time_unit="s" if c.clock == "hardware" else "gradients",
+        wall_s=point.wall_s,
+        share=min(1.0, point.time / c.steps if c.clock == "ideal" else point.total_steps / (c.steps * c.workers)),
+        train_loss=point.train_loss,
+        accuracy=point.accuracy,
+        consensus=point.consensus,
+        rows=rows,
+    )
+
+
+def _state(worker: WorkerPoint, speed: float, speeds: list[float]) -> str:
+    usual = state_of(speed, speeds)
+    return worker.state if worker.state == "gone" or usual == TRAINING else usual
 
 
 def _document(result: Result) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from gossamer.cli.auto import settled
 from gossamer.cli.closing import show_comparison
+from gossamer.cli.following import Followers, add_follow_options
 from gossamer.cli.live import LiveView
 from gossamer.cli.options import add_run_options, given, read_config, shown_command
 from gossamer.cli.output import counted, duration, print_json
@@ -32,7 +33,7 @@ from gossamer.train.launch import MeetingPlace, hearing_stops, warm_up
 from gossamer.train.order import DEFAULT_WORKERS, SIMULATED, Order, real_settings
 from gossamer.train.report import DONE
 from gossamer.train.result import Result, point_of
-from gossamer.virtual.simulation import Point, plain
+from gossamer.virtual.simulation import Point, WorkerPoint, plain
 
 DIFFERING = {
     "method": (
@@ -59,6 +60,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--resume", metavar="RUN", help="go on with the run in this folder, or from this checkpoint")
     parser.add_argument("--restart", action="store_true", help="start workers again that die, those started here")
     parser.add_argument("--out", metavar="DIR", help="keep the run in this folder: config, metrics, weights, summary")
+    add_follow_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
@@ -72,16 +74,18 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     asked = _resumed(parsed, place) if parsed.resume is not None else _new(parsed, place)
     if place is not None and place.rank != 0:
         for order in asked.orders:
-            take_part(order, order.run(), place, lambda view, news: None, lambda point: None)
+            take_part(order, order.run(), place, lambda view, news: None, lambda point, workers: None)
         return 0
     folders = [own for own in (asked.folder, *(order.path for order in asked.orders)) if own is not None]
     if parsed.resume is None:
         _make(folders)
     try:
-        if place is None:
-            results = _launch_all(asked, parsed, command)
-        else:
-            results = _take_part_in_all(asked, place, parsed, command)
+        methods = [order.values["method"] for order in asked.orders]
+        with Followers(parsed, methods, asked.folder is not None) as followers:
+            if place is None:
+                results = _launch_all(asked, parsed, command, followers)
+            else:
+                results = _take_part_in_all(asked, place, parsed, command, followers)
     finally:
         remove_if_empty(reversed(folders))
     document = {"command": command, "results": [result.document() for result in results]}
@@ -112,7 +116,10 @@ def _new(parsed: argparse.Namespace, place: Place | None) -> _Asked:
         raise InputError("--checkpoint-every needs a folder to keep checkpoints in: give one with --out")
     settings = real_settings(settled(given(parsed), place), None if place is None else place.workers)
     places = [folder / values["method"] if folder and len(settings) > 1 else folder for values in settings]
-    orders = [Order(values, str(own or ""), every) for values, own in zip(settings, places, strict=True)]
+    traced = parsed.trace is not None
+    if traced and folder is None:
+        raise InputError("--trace: real workers write theirs into the folder of the run: give one with --out")
+    orders = [Order(values, str(own or ""), every, trace=traced) for values, own in zip(settings, places, strict=True)]
     return _Asked(orders, folder)
 
 
@@ -135,7 +142,8 @@ def _resumed(parsed: argparse.Namespace, place: Place | None) -> _Asked:
     if place is not None:
         kept.pop("workers")
     (values,) = real_settings({**kept, **now}, None if place is None else place.workers)
-    order = Order(values, str(folder), _every(parsed, checkpoint.every), str(checkpoint.path))
+    every, traced = _every(parsed, checkpoint.every), parsed.trace is not None
+    order = Order(values, str(folder), every, str(checkpoint.path), trace=traced)
     done, goal = checkpoint.total_made(values["workers"]), values["steps"] * values["workers"]
     if done >= goal:
         raise InputError(
@@ -164,7 +172,7 @@ def _make(folders: list[Path]) -> None:
         make_folder(own)
 
 
-def _launch_all(asked: _Asked, parsed: argparse.Namespace, command: str) -> list[Result]:
+def _launch_all(asked: _Asked, parsed: argparse.Namespace, command: str, followers: Followers) -> list[Result]:
     """One run after the other, until one is stopped or fails."""
     meeting = MeetingPlace()
     results: list[Result] = []
@@ -174,13 +182,15 @@ def _launch_all(asked: _Asked, parsed: argparse.Namespace, command: str) -> list
             def conduct(show: Show, keep: Keep, order: Order = order) -> Result:
                 return launch(order, order.run(), meeting, stops, show, keep, parsed.restart, asked.history or ())
 
-            results.append(_one(order, asked.history, conduct, parsed.json, command))
+            results.append(_one(order, asked.history, conduct, parsed.json, command, followers))
             if results[-1].interrupted or results[-1].failed:
                 break
     return results
 
 
-def _take_part_in_all(asked: _Asked, place: Place, parsed: argparse.Namespace, command: str) -> list[Result]:
+def _take_part_in_all(
+    asked: _Asked, place: Place, parsed: argparse.Namespace, command: str, followers: Followers
+) -> list[Result]:
     """The same as rank 0 of workers that others have started."""
     results: list[Result] = []
     for order in asked.orders:
@@ -190,20 +200,36 @@ def _take_part_in_all(asked: _Asked, place: Place, parsed: argparse.Namespace, c
             assert result is not None
             return result
 
-        results.append(_one(order, asked.history, conduct, parsed.json, command))
+        results.append(_one(order, asked.history, conduct, parsed.json, command, followers))
         if results[-1].interrupted:
             break
     return results
 
 
 def _one(
-    order: Order, history: list[Point] | None, conduct: Callable[[Show, Keep], Result], quiet: bool, command: str
+    order: Order,
+    history: list[Point] | None,
+    conduct: Callable[[Show, Keep], Result],
+    quiet: bool,
+    command: str,
+    followers: Followers,
 ) -> Result:
     """One run, shown while it goes on and kept in its folder."""
-    with LiveView(order.values["method"], quiet) as view:
+    method = order.values["method"]
+    track = followers.points(method)
+    with LiveView(method, quiet) as view:
         kept = _Kept(order, history, command, view)
-        result = conduct(view.show, kept.point)
+
+        def keep(point: Point, workers: list[WorkerPoint]) -> None:
+            kept.point(point)
+            track(point, workers)
+
+        result = conduct(view.show, keep)
+    if result.begun:
+        # The last point once more, as it came out in the end.
+        track(result.final, result.final_workers)
     kept.close(result)
+    followers.join_traces(method, order.path)
     return result
 
 

@@ -89,10 +89,12 @@ def measure(values: dict[str, Any], place: Place | None, name: str) -> float | N
     run = order.run()
     if place is None:
         with hearing_stops() as stops:
-            result = launch(order, run, MeetingPlace(), stops, lambda view, news: None, lambda point: None, False)
+            result = launch(
+                order, run, MeetingPlace(), stops, lambda view, news: None, lambda point, workers: None, False
+            )
             if stops.count:
                 raise KeyboardInterrupt
         return step_s(result)
     place = replace(place, prefix=f"{place.prefix}{name}/")
-    taken = take_part(order, run, place, lambda view, news: None, lambda point: None)
+    taken = take_part(order, run, place, lambda view, news: None, lambda point, workers: None)
     return None if taken is None else step_s(taken)

@@ -9,11 +9,12 @@ from dataclasses import replace
 
 from gossamer.config import Run
 from gossamer.process.place import Place
+from gossamer.report.view import View
 from gossamer.train.launch import MeetingPlace, Stops, Workers, why_ended
 from gossamer.train.order import Order
 from gossamer.train.report import DONE, FAILED, Board
 from gossamer.train.result import Result
-from gossamer.train.watching import LOOK_S, View, Watch
+from gossamer.train.watching import LOOK_S, Keep, Watch
 from gossamer.train.worker import part_of
 from gossamer.virtual.simulation import Point
 
@@ -28,9 +29,6 @@ LAST_REPORTS_S = 30.0
 
 Show = Callable[[View, list[str]], None]
 """Called with how far the run is, and what happened since the last time."""
-
-Keep = Callable[[Point], None]
-"""Called with every point of the history."""
 
 
 def launch(

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from gossamer.train.report import Report
-from gossamer.virtual.simulation import Point, Spread, plain
+from gossamer.virtual.simulation import Point, Spread, WorkerPoint, plain
 
 
 @dataclass
@@ -19,6 +19,7 @@ class Result:
     workers: int
     seed: int
     final: Point
+    final_workers: list[WorkerPoint]
     history: list[Point]
     reports: list[Report]
     """The last of each worker."""

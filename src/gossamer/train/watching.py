@@ -5,16 +5,17 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from gossamer.config import Run
 from gossamer.errors import InputError
+from gossamer.report.view import Row, View, state_of
 from gossamer.train.checkpoint import Keeper, find_checkpoint
 from gossamer.train.order import Order
 from gossamer.train.report import DONE, FAILED, STARTING, TRAINING, Board, Report
 from gossamer.train.result import Result
-from gossamer.virtual.simulation import Point, Spread
+from gossamer.virtual.simulation import Point, Spread, WorkerPoint
 
 LOOK_S = 0.2
 """How often one looks."""
@@ -26,37 +27,14 @@ POINTS = 500
 """About how many points the history of a long run has."""
 
 
-@dataclass(frozen=True)
-class Row:
-    """One worker, to be shown."""
-
-    rank: int
-    steps: int
-    speed: float
-    """Steps per second."""
-    loss: float | None
-    exchanges: int
-    state: str
-    """starting, training, slow, silent, gone, done."""
-
-
-@dataclass(frozen=True)
-class View:
-    """A run at one moment, to be shown."""
-
-    time: float
-    total_steps: int
-    goal: int
-    train_loss: float | None
-    rows: list[Row]
+Keep = Callable[[Point, list[WorkerPoint]], None]
+"""Called with every point of the history, and the same for each worker."""
 
 
 class Watch:
     """Follows a run over its board."""
 
-    def __init__(
-        self, run: Run, board: Board, order: Order, keep: Callable[[Point], None], history: Sequence[Point] = ()
-    ) -> None:
+    def __init__(self, run: Run, board: Board, order: Order, keep: Keep, history: Sequence[Point] = ()) -> None:
         # ``keep`` is called with every point of the history.
         self.run, self.board, self.keep = run, board, keep
         n = run.config.workers
@@ -148,7 +126,22 @@ class Watch:
 
     def _add(self, point: Point) -> None:
         self.history.append(point)
-        self.keep(point)
+        self.keep(point, self.worker_points())
+
+    def worker_points(self) -> list[WorkerPoint]:
+        """How far each worker is."""
+        return [
+            WorkerPoint(
+                rank=rank,
+                state="gone" if rank in self.gone else report.state,
+                steps=report.steps,
+                exchanges=report.exchanges,
+                bytes_sent=report.bytes_sent,
+                busy=max(0.0, 1.0 - report.idle_s / report.seconds) if report.seconds else 1.0,
+                accuracy=report.own_accuracy,
+            )
+            for rank, report in enumerate(self.reports)
+        ]
 
     def _point(self) -> Point:
         reports, n = self.reports, self.run.config.workers
@@ -189,17 +182,25 @@ class Watch:
     def view(self) -> View:
         c = self.run.config
         speeds = [report.steps / report.seconds if report.seconds else 0.0 for report in self.reports]
-        usual = sorted(speeds)[len(speeds) // 2]
         rows = [
-            Row(rank, report.steps, speeds[rank], report.mean_loss, report.exchanges, self._state(rank, speeds, usual))
+            Row(rank, report.steps, speeds[rank], report.mean_loss, report.exchanges, self._state(rank, speeds))
             for rank, report in enumerate(self.reports)
         ]
         last = self.history[-1] if self.history else None
         elapsed = max(report.seconds for report in self.reports)
         total = sum(report.steps for report in self.reports)
-        return View(elapsed, total, c.steps * c.workers, last.train_loss if last else None, rows)
+        return View(
+            time=elapsed,
+            time_unit="s",
+            wall_s=elapsed,
+            share=min(1.0, total / (c.steps * c.workers)),
+            train_loss=last.train_loss if last else None,
+            accuracy=last.worker_accuracy.mean if last else None,
+            consensus=last.consensus if last else None,
+            rows=rows,
+        )
 
-    def _state(self, rank: int, speeds: list[float], usual: float) -> str:
+    def _state(self, rank: int, speeds: list[float]) -> str:
         report = self.reports[rank]
         if rank in self.gone:
             return "gone"
@@ -207,7 +208,7 @@ class Watch:
             return report.state
         if self.silent_s[rank] > SILENT_S:
             return "silent"
-        return "slow" if speeds[rank] < usual / 2 else report.state
+        return state_of(speeds[rank], speeds)
 
     def result(self, failed: str) -> Result:
         """What the run came to, once its workers have ended."""
@@ -228,6 +229,7 @@ class Watch:
             workers=c.workers,
             seed=c.seed,
             final=final,
+            final_workers=self.worker_points(),
             history=self.history,
             reports=self.reports,
             gone=sorted(self.gone),

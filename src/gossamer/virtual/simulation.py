@@ -76,7 +76,7 @@ class WorkerPoint:
 
     rank: int
     state: str
-    """``training``, ``waiting`` or ``gone``."""
+    """``training``, ``waiting`` or ``gone``; of real workers ``starting``, ``done`` and ``failed`` too."""
     steps: int
     exchanges: int
     bytes_sent: int

@@ -1,0 +1,120 @@
+"""The screen of a run that goes on, and the lines that take its place where there is no terminal."""
+
+import io
+import math
+
+import pytest
+from rich.console import Console
+
+from gossamer.cli import live
+from gossamer.cli.live import BARS, SPARKS, Course, LiveView, line, most_telling
+from gossamer.report.view import Row, View, state_of
+
+
+def view_of(count, share=0.5, states=None, **changes):
+    rows = [
+        Row(rank, 100 - rank, 2.0 - 0.01 * rank, None, 3 * rank, (states or {}).get(rank, "training"))
+        for rank in range(count)
+    ]
+    values = {"time": 30.0, "time_unit": "s", "wall_s": 60.0, "train_loss": 0.25, "accuracy": 0.9, "consensus": 0.01}
+    return View(share=share, rows=rows, **{**values, **changes})
+
+
+def screen(view, width=80, height=40, encoding="utf-8"):
+    """The lines of the screen."""
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    console = Console(file=stream, width=width, height=height, force_terminal=False, highlight=False)
+    shown = LiveView("gossip", quiet=False)
+    for value in (4.0, 3.0, 2.0, 1.0):
+        shown._loss.add(value)
+        shown._consensus.add(1 / value)
+    shown._accuracy = view.accuracy
+    console.print(shown._screen(view, console))
+    stream.seek(0)
+    return [text.rstrip() for text in stream.read().splitlines()]
+
+
+def test_everything_is_on_the_screen():
+    lines = screen(view_of(4, states={2: "gone", 3: "slow"}))
+    assert lines[0].startswith("gossip  ━")
+    assert lines[0].endswith("50%  30.0 s  60 s left")
+    assert lines[1].split() == ["loss", "0.25", "█▆▃▁"]
+    assert lines[2].split() == ["consensus", "0.01", "▁▂▃█"]
+    assert lines[3].split() == ["accuracy", "90.0%"]
+    assert lines[4].split() == ["worker", "steps", "steps/s", "exchanges"]
+    assert [text.split() for text in lines[5:]] == [
+        ["0", "100", "2", "0"],
+        ["1", "99", "1.99", "3"],
+        ["2", "98", "1.98", "6", "gone"],
+        ["3", "97", "1.97", "9", "slow"],
+    ]
+
+
+def test_of_many_workers_the_telling_ones_have_a_row():
+    lines = screen(view_of(64, states={5: "gone"}), height=16)
+    assert len(lines) <= 16
+    ranks = [int(text.split()[0]) for text in lines[5:-1]]
+    assert ranks[0] == 5
+    assert ranks[1:] == list(range(64 - len(ranks) + 1, 64))
+    assert lines[-1] == f"{64 - len(ranks)} more: {2 - 0.01 * (64 - len(ranks)):.3g}–2 steps/s, " + (
+        f"{sum(3 * rank for rank in range(64) if rank not in ranks)} exchanges"
+    )
+
+
+@pytest.mark.parametrize("width", [40, 60, 100])
+def test_it_fits_narrow_terminals_and_those_without_bars(width):
+    assert max(map(len, screen(view_of(4), width=width))) <= width
+    assert "█" not in "".join(screen(view_of(4), width=width, encoding="ascii"))
+
+
+def test_a_course_is_as_long_as_its_line_however_long_the_run():
+    course = Course()
+    assert course.spark() == ""
+    for step in range(10_000):
+        course.add(math.exp(-step / 2000))
+        assert len(course.means) < 2 * SPARKS
+    spark = course.spark()
+    assert SPARKS / 2 < len(spark) <= SPARKS
+    assert (spark[0], spark[-1]) == (BARS[-1], BARS[0])
+    assert list(spark) == sorted(spark, reverse=True)
+    for value in (None, math.nan, math.inf):
+        course.add(value)
+    assert course.spark() == spark
+    flat = Course()
+    flat.add(1.0)
+    assert flat.spark() == BARS[0]
+
+
+def test_lines_say_the_same_without_escape_codes():
+    assert line(view_of(2)) == "50%  time 30.0 s  loss 0.25  accuracy 90.0%  consensus 0.01  60 s left"
+    assert line(view_of(2, states={1: "gone"}, share=1.0)).endswith("consensus 0.01  worker 1 gone")
+    assert line(view_of(2, states={0: "starting", 1: "starting"})) == "2 workers starting"
+    assert line(view_of(1, time=7.5, time_unit="gradients", train_loss=None)).startswith("50%  time 7.5  accuracy")
+
+
+def test_elsewhere_than_on_a_terminal_there_are_lines_now_and_then(capsys, monkeypatch):
+    clock = iter([0.0, 1.0, 6.0, 6.5, 7.0, 8.0])
+    monkeypatch.setattr(live.time, "monotonic", lambda: next(clock))
+    with LiveView("gossip", quiet=False) as shown:
+        shown.show(view_of(2, share=0.1), [])
+        shown.show(view_of(2, share=0.2), ["worker 1 gone; going on with 1"])
+        shown.show(lambda: view_of(2, share=1.0), [])
+    said = capsys.readouterr().err
+    assert "\x1b" not in said
+    lines = said.splitlines()
+    assert lines[0] == "gossip: worker 1 gone; going on with 1"
+    assert lines[1].startswith("gossip: 20%")
+    assert lines[2].startswith("gossip: 100%")
+    assert len(lines) == 3
+
+
+def test_a_quiet_one_says_nothing(capsys):
+    with LiveView("gossip", quiet=True) as shown:
+        shown.show(view_of(2), ["worker 1 gone"])
+    assert capsys.readouterr().err == ""
+
+
+def test_who_is_slow():
+    assert state_of(0.4, [1.0, 1.0, 0.4]) == "slow"
+    assert state_of(0.6, [1.0, 1.0, 0.6]) == "training"
+    assert [row.rank for row in most_telling(view_of(9, states={1: "silent"}).rows, 3)] == [1, 7, 8]
