@@ -1,6 +1,5 @@
 """``gossamer train``: real workers started by the command, watched, slowed down, killed and stopped."""
 
-import io
 import json
 import os
 import signal
@@ -11,13 +10,10 @@ import time
 import numpy as np
 import pytest
 import torch
-from rich.console import Console
 from safetensors.torch import load_file
 
-from gossamer.cli.live import screen
 from gossamer.process.place import free_port
 from gossamer.seeds import stream
-from gossamer.train.watching import Row, View
 
 QUADRATIC = ("--task", "quadratic", "--dim", "8", "--lr", "0.05", "--workers", "3", "--steps", "20")
 
@@ -333,16 +329,3 @@ def test_an_environment_that_makes_no_sense_is_one_line(gossamer, monkeypatch, v
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     gossamer("train", "--workers", "3").refused(*words)
-
-
-def test_the_live_view_has_a_row_per_worker():
-    rows = [Row(0, 10, 5.0, 0.5, 3, "training"), Row(1, 2, 1.0, 0.7, 1, "slow"), Row(2, 1, 0.0, None, 0, "gone")]
-    console = Console(width=80, file=io.StringIO(), force_terminal=False)
-    console.print(screen("a2cid2", View(2.0, 13, 26, 0.6, rows)))
-    shown = console.file.getvalue().splitlines()
-    assert all(part in shown[0] for part in ("a2cid2", "50%", "2 s left", "loss 0.6"))
-    assert [line.split() for line in shown[2:]] == [
-        ["0", "10", "5.0", "0.5", "3"],
-        ["1", "2", "1.0", "0.7", "1", "slow"],
-        ["2", "1", "0.0", "–", "0", "gone"],
-    ]
