@@ -1,0 +1,185 @@
+"""What recording costs, and how large and how quick the report of a long run is. Prints markdown tables.
+
+    python benchmarks/recording.py
+
+A run without a recorder, with one, and with one that writes a trace are measured in turns, in one process, by the CPU
+time of the training thread: what others do on the machine meanwhile does not count. The report is opened by Chromium,
+where there is one.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import shutil
+import statistics
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from gossamer.config import resolve
+from gossamer.recording import Recorder
+from gossamer.recording.trace import TraceFile
+from gossamer.report.figures import figures
+from gossamer.report.page import page
+from gossamer.report.runs import read_run
+from gossamer.runfolder import RECORDING, RunFolder
+from gossamer.virtual.simulation import make_cluster
+from tables import table
+
+RUNS = {
+    "digits MLP, gossip": {"task": "digits", "method": "gossip", "workers": 16},
+    "digits MLP, allreduce": {"task": "digits", "method": "allreduce", "workers": 16},
+    "digits conv, a2cid2": {"task": "digits", "model": "conv", "method": "a2cid2", "workers": 16},
+    "quadratic, a2cid2": {"task": "quadratic", "method": "a2cid2", "workers": 64},
+}
+STEPS = 1_600
+"""Of all workers together, in one turn."""
+
+WAYS = ("nothing", "recording", "trace")
+
+
+class Racer:
+    """A virtual cluster whose speed is measured piece by piece."""
+
+    def __init__(self, values: dict[str, Any], way: str, folder: Path) -> None:
+        (run,) = resolve(values)
+        self.recorder: Recorder | None = None
+        if way != "nothing":
+            ranks = range(run.config.workers)
+            trace = TraceFile(folder / "trace.json", ranks, began_ns=0, title="") if way == "trace" else None
+            self.recorder = Recorder(ranks, trace)
+        self.cluster = make_cluster(run, self.recorder)
+
+    def seconds_per_step(self) -> float:
+        cluster, before = self.cluster, self.cluster.total_made
+        began = time.thread_time()
+        while cluster.total_made < before + STEPS:
+            cluster.advance()
+        cluster.take_losses()
+        if self.recorder is not None:
+            self.recorder.document()
+        return (time.thread_time() - began) / (cluster.total_made - before)
+
+
+def cost(repeats: int) -> str:
+    rows = []
+    for name, values in RUNS.items():
+        with tempfile.TemporaryDirectory() as folder:
+            racers = {way: Racer(values, way, Path(folder)) for way in WAYS}
+            taken: dict[str, list[float]] = {way: [] for way in WAYS}
+            for racer in racers.values():
+                racer.seconds_per_step()
+            for _ in range(repeats):
+                for way, racer in racers.items():
+                    taken[way].append(racer.seconds_per_step())
+        plain, *others = (statistics.median(taken[way]) for way in WAYS)
+        # Each turn against its own neighbours: what drifts, drifts for all of them.
+        ratios = [
+            statistics.median(with_it / without for with_it, without in zip(taken[way], taken["nothing"], strict=True))
+            for way in WAYS[1:]
+        ]
+        rows.append([name, f"{1e6 * plain:.0f}", *(f"{1e6 * other:.0f}" for other in others)])
+        rows[-1] += [f"{100 * (ratio - 1):+.1f}%" for ratio in ratios]
+    columns = ["run", "µs per step", "with recording", "with a trace", "recording costs", "a trace costs"]
+    return table([dict(zip(columns, row, strict=True)) for row in rows])
+
+
+def calls(repeats: int) -> str:
+    """What one step of a gossip worker costs the recorder, summing up included, without anything around it."""
+    taken = []
+    for _ in range(repeats):
+        recorder = Recorder(range(64))
+        began = time.thread_time()
+        feed(recorder, 64, 2_000)
+        recorder.document()
+        taken.append((time.thread_time() - began) / (64 * 2_000))
+    empty = time.thread_time()
+    feed(None, 64, 2_000)
+    loop = (time.thread_time() - empty) / (64 * 2_000)
+    return (
+        f"{1e6 * (statistics.median(taken) - loop):.2f} µs per step of a worker that waits, exchanges and merges once"
+    )
+
+
+def feed(recorder: Recorder | None, workers: int, steps: int) -> None:
+    """Steps of workers that wait, exchange with a neighbour and merge."""
+    times = np.random.default_rng(0).uniform(0.03, 0.05, steps).tolist()
+    for step, took in enumerate(times):
+        at = 0.05 * step
+        for rank in range(workers):
+            if recorder is None:
+                continue
+            recorder.stepped(rank, at, at + took, at + 0.05)
+            recorder.waited(rank, at + took, at + 0.05)
+            recorder.exchanged((rank, (rank + 1) % workers), at, at + 0.02, 40_000)
+            recorder.merged(rank, at, at, step % 5)
+
+
+def large(events: int) -> str:
+    """The report of 64 workers with so many events each."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name) / "run"
+        steps = events // 4
+        (run,) = resolve({"task": "quadratic", "method": "gossip", "workers": 64, "steps": steps})
+        kept = RunFolder(folder, run.values(), "gossamer simulate …")
+        spread = {"mean": 0.9, "min": 0.8, "max": 1.0}
+        for step in range(steps):
+            noise = 0.1 * np.sin(step) + 1000 / (step + 100)
+            point = {"time": 0.05 * step, "steps": step, "total_steps": 64 * step, "samples": 2048 * step}
+            point |= {"loss": noise, "train_loss": noise, "accuracy": 0.9, "worker_accuracy": spread}
+            kept.metric({**point, "consensus": noise, "exchanges": 32 * step, "bytes_sent": 10**6 * step})
+        recorder = Recorder(range(64))
+        feed(recorder, 64, steps)
+        (folder / RECORDING).write_text(json.dumps(recorder.document()))
+        began = time.perf_counter()
+        place = Path(name) / "report.html"
+        place.write_text(page(figures([read_run(folder)])), encoding="utf-8")
+        made_s = time.perf_counter() - began
+        opened = f"{open_in_browser(place):.2f} s" if shutil.which("chromium") else "no Chromium here"
+        size = place.stat().st_size / 1e6
+    columns = ["workers", "events each", "page", "to make it", "to open it"]
+    row = ["64", f"{events:,}", f"{size:.2f} MB", f"{made_s:.1f} s", opened]
+    return table([dict(zip(columns, row, strict=True))])
+
+
+def open_in_browser(place: Path) -> float:
+    """Seconds until all pictures are drawn; the median of five."""
+    from playwright.sync_api import sync_playwright
+
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with sync_playwright() as running:
+        browser = running.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
+        taken = []
+        for _ in range(5):
+            shown = browser.new_page()
+            began = time.perf_counter()
+            shown.goto(place.as_uri())
+            shown.wait_for_selector("html[data-drawn]")
+            taken.append(time.perf_counter() - began)
+            shown.close()
+        browser.close()
+    return statistics.median(taken)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--repeats", type=int, default=9)
+    parser.add_argument("--events", type=int, default=100_000, help="per worker, for the large report")
+    parsed = parser.parse_args()
+    torch.set_num_threads(1)
+    print(f"torch {torch.__version__}, {platform.processor() or platform.machine()}\n")
+    print(cost(parsed.repeats), "\n")
+    print(calls(parsed.repeats), "\n")
+    print(large(parsed.events))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
