@@ -16,6 +16,7 @@ import contextlib
 import json
 import os
 import platform
+import signal
 import statistics
 import subprocess
 import sys
@@ -355,6 +356,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--data", default=str(ROOT.parent / "shared" / "data"), help="the folder that holds mnist/")
     parser.add_argument("--json", metavar="FILE", help="write the results there too")
     args = parser.parse_args(arguments)
+    # Whoever ends this process, its workers and hosts go too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     unknown = set(args.only.split(",")) - set(SECTIONS)
     if unknown:
         parser.error(f"no section {', '.join(sorted(unknown))}: expected some of {', '.join(SECTIONS)}")

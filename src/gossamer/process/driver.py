@@ -18,6 +18,7 @@ from gossamer.process.diary import Diary
 from gossamer.process.exchanges import Exchanges
 from gossamer.process.groups import BACKGROUND, COURIER, FOREGROUND, Aborted, Groups, Membership, Stopped, Void
 from gossamer.process.metrics import Metrics
+from gossamer.process.priority import give_way
 from gossamer.process.staging import Staging
 from gossamer.process.state import WorkerState
 from gossamer.process.step_call import overflowed, prepare
@@ -145,6 +146,7 @@ class Driver:
             self._thread.start()
 
     def _background(self) -> None:
+        give_way()
         if self.binding.device.type == "cuda":
             torch.cuda.set_device(self.binding.device)
         asking = self.method.background(self.worker)
@@ -204,7 +206,9 @@ class Driver:
 
     def _mean(self, effect: Mean, lane: str, of: Membership) -> Tensor:
         with self.staging.sending(lane, effect.vector) as (vector,):
-            mean, members = self.groups.mean(of, lane, vector, effect.group)
+            # A method is through with one answer before it asks for the next of its kind: one buffer serves them all.
+            out = None if vector.is_cuda else self.staging.host_buffer(f"{lane} {effect.topic} mean", vector)
+            mean, members = self.groups.mean(of, lane, vector, effect.group, out)
         self._account(members, 2 * (members - 1) / members, vector)
         self._note(of, lane, f"{effect.topic}/{effect.round}", 2 * (members - 1) / members, vector)
         return self.staging.to_device(mean)

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from gossamer.effects import Pair, Swap
+from gossamer.pieces import pieces
 from gossamer.process.deadline import Deadline
 from gossamer.process.diary import Diary
 from gossamer.process.edge import Edge, Lost
@@ -112,7 +113,7 @@ class Exchanges:
             self._adopt(received, buffers, swap.peer, sick)
             return None
         self.counts.exchanges += 1
-        self.counts.consensus = float(torch.linalg.vector_norm(sent - received)) / 2**0.5
+        self.counts.consensus = _distance(sent, received) / 2**0.5
         return self.staging.to_device(received)
 
     def _swap_buffers(self, edge: Edge) -> Tensor:
@@ -146,3 +147,8 @@ class Exchanges:
     def close(self) -> None:
         """Let go of all neighbours."""
         self.neighbourhood.close()
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    """‖one − other‖."""
+    return float(sum(float(torch.linalg.vector_norm(a - b)) ** 2 for a, b in pieces(one, other))) ** 0.5

@@ -18,19 +18,23 @@ _NEVER_SENT = 9
 """A tag under which nothing is ever sent."""
 
 
-@lru_cache(maxsize=1)
-def _device() -> Any:
-    """One network device for all groups of this process: one thread instead of one each."""
+@lru_cache(maxsize=2)
+def _device(beside: bool) -> Any:
+    """One network device for all groups of this process: one thread instead of one each. Those that are used beside the
+    training have another than those that it waits for: its thread has the priority of the one that first asks."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME")
     if interface:
         return dist.ProcessGroupGloo.create_device(interface=interface.split(",")[0])
     return dist.ProcessGroupGloo.create_default_device()
 
 
-def make_group(store: dist.Store, name: str, rank: int, size: int, timeout_s: float) -> Any:
-    """A group of ``size`` members that meet under ``name``; raises when they do not within ``timeout_s``."""
+def make_group(store: dist.Store, name: str, rank: int, size: int, timeout_s: float, beside: bool = False) -> Any:
+    """A group of ``size`` members that meet under ``name``; raises when they do not within ``timeout_s``.
+
+    ``beside``: it is made by, and for, a thread that gives way to the training.
+    """
     options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [_device()]
+    options._devices = [_device(beside)]
     options._threads = 1
     options._timeout = timedelta(seconds=timeout_s)
     return dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, options)

@@ -237,7 +237,8 @@ class Membership:
             if on_gpu:
                 self._lanes[key] = nccl.make_group(store, name, place, len(present))
             else:
-                self._lanes[key] = gloo.make_group(store, name, place, len(present), BUILD_S)
+                beside = lane == BACKGROUND
+                self._lanes[key] = gloo.make_group(store, name, place, len(present), BUILD_S, beside)
         return self._lanes[key]
 
     def _gather(self, name: str, generation: int, present: list[int]) -> None:
@@ -333,17 +334,37 @@ class Groups:
             membership.tend()
 
     def mean(
-        self, of: Membership, lane: str, vector: Tensor, among: tuple[int, ...] | None = None
+        self,
+        of: Membership,
+        lane: str,
+        vector: Tensor,
+        among: tuple[int, ...] | None = None,
+        out: Tensor | None = None,
     ) -> tuple[Tensor, int]:
-        """The mean of ``vector`` over those of ``among`` that are there, where it lies, and how many they are."""
-        out = torch.empty_like(vector)
+        """The mean of ``vector`` over those of ``among`` that are there, where it lies (in ``out``, if given), and how
+        many they are."""
+        mean = torch.empty_like(vector) if out is None else out
+
+        traded = False
 
         def communicate(group: Any) -> list[dist.Work]:
-            out.copy_(vector)
-            return [group.allreduce([out], dist.AllreduceOptions())]
+            nonlocal traded
+            traded = group.size() == 2 and not vector.is_cuda
+            if traded:
+                # Two need no algorithm: they trade their vectors, which takes a third less time. Receives go first.
+                other = 1 - group.rank()
+                return [group.recv([mean], other, 0), group.send([vector], other, 0)]
+            mean.copy_(vector)
+            return [group.allreduce([mean], dist.AllreduceOptions())]
 
         present = of.run(lane, communicate, among, on_gpu=vector.is_cuda)
-        return (out.copy_(vector) if len(present) == 1 else out.div_(len(present))), len(present)
+        if len(present) == 1:
+            mean.copy_(vector)
+        elif traded:
+            mean.add_(vector).div_(2)
+        else:
+            mean.div_(len(present))
+        return mean, len(present)
 
     def gather(self, of: Membership, lane: str, tensors: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
         """Everybody's tensors, in rank order."""
