@@ -11,15 +11,15 @@ PIECE = 1 << 18
 
 
 def pieces(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Vectors of one length as views of some of their elements, all of them in the end; whole where they are short, or
-    not in the memory of the CPU.
+    """Vectors of one length as views of some of their elements, all of them in the end; whole where they are short, not
+    in the memory of the CPU, or only pass for tensors.
 
     For arithmetic element by element: ``for x, y in pieces(xs, ys): x.sub_(y.square().add_(1))`` allocates next to
     nothing.
     """
     length = len(vectors[0])
     assert all(len(vector) == length for vector in vectors)
-    if length <= PIECE or vectors[0].device.type != "cpu":
+    if length <= PIECE or any(not isinstance(v, Tensor) or v.device.type != "cpu" for v in vectors):
         yield vectors
         return
     for start in range(0, length, PIECE):

@@ -40,6 +40,7 @@ from torch import Tensor
 from gossamer.effects import Asking, Pair, Swap
 from gossamer.methods.gossip import GossipConfig
 from gossamer.methods.method import Method, MethodConfig
+from gossamer.pieces import pieces
 from gossamer.topology import Topology
 from gossamer.topology.disagreement import Disagreement, Pairwise
 from gossamer.worker import Worker
@@ -64,23 +65,26 @@ class A2CiD2(Method):
         constants = topology.constants(config.rate)
         self.eta, self.alpha_tilde = constants.eta, constants.alpha_tilde
 
-    def carry(self, worker: Worker, x: Tensor) -> float:
-        """Let the share of ``z`` that has flowed since the worker was last advanced flow into ``x``; the share."""
+    def flowed(self, worker: Worker) -> float:
+        """The share of ``z`` that has flowed into ``x`` since the worker was last advanced."""
         now = worker.time
-        c = drift(self.eta, now - worker.scalars.setdefault("advanced_to", now))
-        if c > 0.0:
-            x.add_(worker.vector("z"), alpha=c)
-        return c
+        return drift(self.eta, now - worker.scalars.setdefault("advanced_to", now))
 
     def advance(self, worker: Worker) -> None:
         """Let the momentum act up to now."""
-        c = self.carry(worker, worker.x)
+        c = self.flowed(worker)
         worker.scalars["advanced_to"] = worker.time
         if c > 0.0:
-            worker.vector("z").mul_(1.0 - 2.0 * c)
+            for x, z in pieces(worker.x, worker.vector("z")):
+                x.add_(z, alpha=c)
+                z.mul_(1.0 - 2.0 * c)
 
     def point(self, worker: Worker, out: Tensor) -> None:
-        self.carry(worker, out.copy_(worker.x))
+        c = self.flowed(worker)
+        for point, x, z in pieces(out, worker.x, worker.vector("z")):
+            point.copy_(x)
+            if c > 0.0:
+                point.add_(z, alpha=c)
 
     def finish(self, worker: Worker) -> Asking:
         self.advance(worker)
@@ -94,9 +98,12 @@ class A2CiD2(Method):
         while True:
             peer = yield Pair(self.rate)
             sent = worker.snapshot()
-            self.carry(worker, sent)
+            c = self.flowed(worker)
+            if c > 0.0:
+                sent.add_(worker.vector("z"), alpha=c)
             received = yield Swap(sent, peer)
             self.advance(worker)
             if received is not None:
-                worker.x.add_(sent, alpha=-0.5).add_(received, alpha=0.5)
-                worker.vector("z").add_(sent, alpha=-beyond).add_(received, alpha=beyond)
+                for x, z, s, r in pieces(worker.x, worker.vector("z"), sent, received):
+                    x.add_(s, alpha=-0.5).add_(r, alpha=0.5)
+                    z.add_(s, alpha=-beyond).add_(r, alpha=beyond)

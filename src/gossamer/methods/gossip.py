@@ -22,6 +22,7 @@ from typing import ClassVar
 
 from gossamer.effects import Asking, Pair, Swap
 from gossamer.methods.method import Method, MethodConfig
+from gossamer.pieces import pieces
 from gossamer.settings import option
 from gossamer.topology import Topology
 from gossamer.topology.disagreement import Disagreement, Pairwise
@@ -56,4 +57,5 @@ class Gossip(Method):
             sent = worker.snapshot()
             received = yield Swap(sent, peer)
             if received is not None:
-                worker.x.add_(sent, alpha=-0.5).add_(received, alpha=0.5)
+                for x, s, r in pieces(worker.x, sent, received):
+                    x.add_(s, alpha=-0.5).add_(r, alpha=0.5)

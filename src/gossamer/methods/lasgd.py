@@ -23,6 +23,7 @@ from typing import ClassVar
 
 from gossamer.effects import Asking, Mean, Steps
 from gossamer.methods.method import Method, MethodConfig
+from gossamer.pieces import pieces
 from gossamer.settings import option
 from gossamer.topology import Topology
 from gossamer.worker import Worker
@@ -53,5 +54,6 @@ class LASGD(Method):
             sent = worker.snapshot()
             merges = int(worker.scalars.get("merges", 0))
             mean = yield Mean(sent, round=merges, topic="model")
-            worker.x.add_(mean).sub_(sent)
+            for x, m, s in pieces(worker.x, mean, sent):
+                x.add_(m).sub_(s)
             worker.scalars["merges"] = merges + 1

@@ -13,7 +13,6 @@ import uuid
 from gossamer.process.edge import Edge, OnMessage
 from gossamer.process.gloo import make_group
 from gossamer.process.meeting_point import MeetingPoint
-from gossamer.process.priority import give_way
 
 BUILD_S = 5.0
 
@@ -85,7 +84,6 @@ class Neighbourhood:
         threading.Thread(target=self._built, args=(peer, name), name=f"gossamer-build-{peer}", daemon=True).start()
 
     def _built(self, peer: int, name: str) -> None:
-        give_way()
         side = int(self.rank > peer)
         try:
             group = make_group(self.point.store(BUILD_S), f"edge/{name}", side, 2, BUILD_S, beside=True)
