@@ -72,6 +72,7 @@ class Recorder:
         self.until = 0.0
         self.news: list[tuple[float, str]] = []
         self._row = {rank: row for row, rank in enumerate(self.own)}
+        self._everybody = self.own == tuple(range(len(self.own)))
         self._num_steps = np.zeros(len(self.own), dtype=np.int64)
         self._staleness = np.zeros((len(self.own), MOST_STALENESS + 1), dtype=np.int64)
         self._oldest = 0
@@ -175,7 +176,7 @@ class Recorder:
 
     def _rows(self, ranks: np.ndarray) -> np.ndarray:
         """The rows of the timeline that belong to these workers."""
-        return np.searchsorted(self.own, ranks)
+        return ranks.astype(np.int64) if self._everybody else np.searchsorted(self.own, ranks)
 
     def _add_steps(self, steps: np.ndarray, waits: np.ndarray) -> None:
         self._num_steps += np.bincount(self._rows(steps[:, 0]), minlength=len(self.own))
@@ -193,9 +194,14 @@ class Recorder:
         numbers = exchanges[:, 0].astype(np.int64)
         for column, weights in enumerate((exchanges[:, 3], None)):
             self._traffic[:, column] += np.bincount(numbers, weights, minlength=len(self._traffic))
-        members = [[rank for rank in self._groups[number] if rank in self._row] for number in numbers.tolist()]
-        spans = np.repeat(exchanges[:, :3], [len(ranks) for ranks in members], axis=0)
-        spans[:, 0] = [rank for ranks in members for rank in ranks]
+        # A span for each member: those of all groups lie one after the other, and each exchange takes its stretch.
+        own = [[rank for rank in group if rank in self._row] for group in self._groups]
+        sizes = np.array([len(ranks) for ranks in own])
+        flat = np.array([rank for ranks in own for rank in ranks], dtype=np.float64)
+        firsts, lengths = (np.cumsum(sizes) - sizes)[numbers], sizes[numbers]
+        spans = np.repeat(exchanges[:, :3], lengths, axis=0)
+        within = np.arange(len(spans)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+        spans[:, 0] = flat[np.repeat(firsts, lengths) + within]
         self._add(EXCHANGE, spans)
 
     def _add_merges(self, merges: np.ndarray) -> None:
