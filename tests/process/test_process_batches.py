@@ -1,12 +1,14 @@
 """``swarm.batches``: mini-batches shared out among workers until all have made so many steps together."""
 
 import threading
+import time
 
 import pytest
 import torch
 
 import gossamer
 from gossamer.errors import InputError
+from gossamer.process.swarm import TICKETS
 
 
 @pytest.fixture
@@ -20,12 +22,18 @@ def test_a_lone_worker_gets_all_of_them_and_begins_its_loader_again(swarm):
     assert list(swarm.batches([1, 2, 3], total_steps=7)) == [1, 2, 3, 1, 2, 3, 1]
 
 
-def test_batches_that_others_have_taken_are_not_taken_again(swarm):
-    mine = []
-    for batch in swarm.batches(range(100), total_steps=10):
-        mine.append(batch)
-        swarm.point.add("batches", 1)  # another worker, as fast as we are
-    assert len(mine) in (5, 6)
+def test_nothing_is_handed_out_twice_or_lost(swarm):
+    tickets = swarm._tickets()
+    mine, others = [], []
+    for _ in range(40):
+        mine.append(next(tickets))
+        others.append(swarm.point.add("batches", 1))  # another worker, as fast as we are
+    assert mine == sorted(mine)
+    assert not set(mine) & set(others)
+    # Up to the last of ours only what we have asked for ahead is missing.
+    missing = set(range(1, max(mine + others) + 1)) - set(mine) - set(others)
+    assert len(missing) <= 2 * TICKETS
+    tickets.close()
 
 
 def test_the_next_is_asked_for_while_the_last_is_worked_on(swarm, monkeypatch):
@@ -36,10 +44,25 @@ def test_the_next_is_asked_for_while_the_last_is_worked_on(swarm, monkeypatch):
         return ask(key, amount)
 
     monkeypatch.setattr(swarm.point, "add", heard)
-    for number, _ in enumerate(swarm.batches(range(5), total_steps=5)):
-        if number == 0:
-            assert asked.acquire(timeout=10)
+    batches = swarm.batches(range(5), total_steps=5)
+    assert next(batches) == 0
+    for _ in range(2):
         assert asked.acquire(timeout=10), "nobody asks before this step is over"
+    assert list(batches) == [1, 2, 3, 4]
+
+
+def test_answers_that_come_late_are_asked_for_together(swarm, monkeypatch):
+    ask, amounts = swarm.point.add, []
+
+    def slowly(key, amount):
+        amounts.append(amount)
+        time.sleep(0.02)
+        return ask(key, amount)
+
+    monkeypatch.setattr(swarm.point, "add", slowly)
+    assert len(list(swarm.batches(range(60), total_steps=60))) == 60
+    assert max(amounts) == TICKETS
+    assert amounts[0] == 1
 
 
 def test_a_loader_without_batches_is_said(swarm):

@@ -38,6 +38,9 @@ GRACE_S = 0.5
 FRESH_S = 30.0
 """How long a worker that comes back waits for a peer's weights."""
 
+TICKETS = 4
+"""So many mini-batches are taken at once at most, where workers share them out."""
+
 Batch = TypeVar("Batch")
 
 
@@ -190,21 +193,36 @@ class Swarm:
 
         The loader is begun again when it is exhausted.
         """
+        tickets = self._tickets()
+        while True:
+            empty = True
+            for batch in loader:
+                empty = False
+                # A store that took another's place counts from 0 again, and one out of reach not at all.
+                self._taken = max(self._taken + 1, next(tickets))
+                if self._taken > total_steps:
+                    return
+                yield batch
+            if empty:
+                raise InputError("the loader gives no batches (any more): give one that can be begun again")
+
+    def _tickets(self) -> Iterator[int]:
+        """How many mini-batches all workers have taken, one more each time.
+
+        The next is asked for while the last is worked on, and more at a time where that is not soon enough: on a link
+        that is full of messages answers take long.
+        """
         with ThreadPoolExecutor(1, thread_name_prefix="gossamer-tickets") as clerk:
-            # The next is asked for while the last is worked on: where messages fill a slow link, answers take long.
-            asked = clerk.submit(self.point.add, "batches", 1)
+            count = 1
+            asked = clerk.submit(self.point.add, "batches", count)
+            asked.result()
             while True:
-                empty = True
-                for batch in loader:
-                    empty = False
-                    # A store that took another's place counts from 0 again, and one out of reach not at all.
-                    self._taken = max(self._taken + 1, asked.result() or 0)
-                    if self._taken > total_steps:
-                        return
-                    asked = clerk.submit(self.point.add, "batches", 1)
-                    yield batch
-                if empty:
-                    raise InputError("the loader gives no batches (any more): give one that can be begun again")
+                late = not asked.done()
+                last, given = asked.result() or 0, count
+                count = min(TICKETS, count + 1) if late else max(1, count - 1)
+                asked = clerk.submit(self.point.add, "batches", count)
+                for left in reversed(range(given)):
+                    yield last - left
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
