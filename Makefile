@@ -28,8 +28,9 @@ test: lint
 
 # Real processes killed, stopped and poisoned while the others train: minutes, and more of them with RUNS=50.
 RUNS ?= 1
+AT_ONCE ?= 6
 faults: $(INSTALLED)
-	for run in $$(seq $(RUNS)); do OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/process/faults.py || exit 1; done
+	$(BIN)/python tests/process/repeat_faults.py --runs $(RUNS) --at-once $(AT_ONCE)
 
 # The documentation as a site, in build/site/index.html.
 docs: $(INSTALLED)

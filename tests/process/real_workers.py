@@ -34,6 +34,11 @@ class RealWorker:
         self.process.start()
         outgoing.close()
 
+    def died(self, within_s: float = 60.0) -> None:
+        """Wait until it has killed itself."""
+        self.process.join(within_s)
+        assert self.process.exitcode == -signal.SIGKILL
+
     def signal(self, number: signal.Signals) -> None:
         assert self.process.pid is not None
         os.kill(self.process.pid, number)
@@ -49,11 +54,21 @@ class RealWorker:
     def until(self, wanted: Callable[[Report], bool], within_s: float = 60.0) -> Report:
         """The first report from now on that is wanted."""
         end = time.monotonic() + within_s
-        while self._incoming.poll(max(0.0, end - time.monotonic())):
-            self.reports.append(self._incoming.recv())
-            if wanted(self.reports[-1]):
+        while self.waiting(max(0.0, end - time.monotonic())):
+            if wanted(self.next()):
                 return self.reports[-1]
         raise AssertionError(f"worker {self.rank} did not report in {within_s} s; its last: {self.reports[-1:]}")
+
+    def waiting(self, within_s: float = 0.0) -> bool:
+        """Whether there is a report that was not read yet."""
+        return self._incoming.poll(within_s)
+
+    def next(self) -> Report:
+        try:
+            self.reports.append(self._incoming.recv())
+        except EOFError:
+            raise AssertionError(f"worker {self.rank} ended; its last: {self.reports[-1:]}") from None
+        return self.reports[-1]
 
     def at(self, what: str, within_s: float = 60.0) -> Report:
         return self.until(lambda report: report["at"] == what, within_s)
@@ -95,7 +110,8 @@ class RealWorkers:
             self.workers[rank].end()
 
     def restart(self, rank: int) -> RealWorker:
-        self.workers[rank] = RealWorker(rank, self.environment, self.script, self.order)
+        environment = {**self.environment, "revived": "1"}
+        self.workers[rank] = RealWorker(rank, environment, self.script, self.order)
         return self.workers[rank]
 
     def finished(self, ranks: list[int] | None = None) -> list[Report]:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -11,6 +14,8 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
+from gossamer.process.edge import Edge
+from gossamer.process.groups import Membership
 from gossamer.process.join import join
 
 
@@ -20,13 +25,17 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
     torch.manual_seed(0)
     device = torch.device(order.get("device", "cpu"))
     centres = torch.randn(4, 16) * 2
-    model = nn.Sequential(nn.Linear(16, 32), nn.ReLU(), nn.Linear(32, 4))
+    width = order.get("width", 32)
+    model = nn.Sequential(nn.Linear(16, width), nn.ReLU(), nn.Linear(width, 4))
     model.to(device)
     if order.get("other_start") and rank:
         for parameter in model.parameters():
             nn.init.ones_(parameter)
     kind = torch.optim.Adam if order["method"] == "divisible" else torch.optim.SGD
-    optimizer = kind(model.parameters(), lr=0.01 if kind is torch.optim.Adam else 0.05)
+    rate = order.get("lr", 0.01 if kind is torch.optim.Adam else 0.05)
+    momentum = {} if kind is torch.optim.Adam else {"momentum": order.get("momentum", 0.0)}
+    optimizer = kind(model.parameters(), lr=rate, **momentum)
+    dying = _Dying(order, rank)
     out.send({"at": "start"})
     try:
         swarm = join(model, optimizer, method=order["method"], topology=order.get("topology", "ring"))
@@ -36,14 +45,19 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
     out.send({"at": "joined", "news": swarm.news})
     generator = torch.Generator().manual_seed(rank)
     steps = order["steps"] if isinstance(order["steps"], int) else order["steps"][rank]
+    pause_s = order.get("compute_s", 0.01)
+    pause_s = pause_s if isinstance(pause_s, float) else pause_s[rank]
     longest, last = 0.0, time.monotonic()
     for step in range(steps):
+        dying.step = step
+        if "until" in order and order["until"].exists():
+            break
         labels = torch.randint(0, 4, (16,), generator=generator)
         inputs = centres[labels] + torch.randn(16, 16, generator=generator)
         nn.functional.cross_entropy(model(inputs.to(device)), labels.to(device)).backward()
-        time.sleep(order.get("compute_s", 0.01))
-        if order.get("poison") == (rank, step):
-            next(model.parameters()).grad.fill_(float("nan"))
+        time.sleep(pause_s)
+        if order.get("poison", (None,))[:2] == (rank, step):
+            next(model.parameters()).grad.fill_(order["poison"][2])
         optimizer.step()
         optimizer.zero_grad()
         now = time.monotonic()
@@ -51,15 +65,49 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
         if step % 10 == 9:
             metrics = swarm.metrics()
             out.send({"at": "step", "step": step + 1, "exchanges": metrics.exchanges, "longest": longest})
+            longest = 0.0 if order.get("recent") else longest
     if order.get("averaged"):
         with swarm.averaged():
             mean = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
             out.send({"at": "averaged", "weights": mean.tolist()})
-    out.send({"at": "trained", "steps": swarm.metrics().steps, "longest": longest})
+    metrics = swarm.metrics()
+    out.send({"at": "trained", "steps": metrics.steps, "longest": longest, "refused": metrics.refused})
+    dying.step = steps
     swarm.finish()
     labels = torch.arange(4).repeat(100)
     inputs = centres[labels] + torch.randn(400, 16, generator=torch.Generator().manual_seed(99))
     with torch.no_grad():
         accuracy = float((model(inputs.to(device)).argmax(1).cpu() == labels).float().mean())
     weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    out.send({"at": "finished", "accuracy": accuracy, "weights": weights.tolist(), "news": swarm.news})
+    threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("gossamer")]
+    outcome = {"accuracy": accuracy, "weights": weights.tolist(), "news": swarm.news, "threads": threads}
+    out.send({"at": "finished", **outcome})
+
+
+class _Dying:
+    """A worker that kills itself in the middle of trading a vector: after that has begun, before it is through."""
+
+    def __init__(self, order: dict[str, Any], rank: int) -> None:
+        self.step = 0
+        victim, self._at = order.get("dies", (None, 0))
+        self._trading = threading.local()
+        if victim == rank and "revived" not in os.environ:
+            Edge.swap = self._while_trading(Edge.swap)  # type: ignore[method-assign]
+            Edge._finish = self._death_before(Edge._finish)  # type: ignore[method-assign]
+            Membership._wait = self._while_trading(self._death_before(Membership._wait))  # type: ignore[method-assign]
+
+    def _while_trading(self, trade: Callable[..., None]) -> Callable[..., None]:
+        def trade_or_die(*args: Any) -> None:
+            self._trading.now = True
+            trade(*args)
+            self._trading.now = False
+
+        return trade_or_die
+
+    def _death_before(self, wait: Callable[..., None]) -> Callable[..., None]:
+        def wait_or_die(*args: Any) -> None:
+            if self.step >= self._at and getattr(self._trading, "now", False):
+                os.kill(os.getpid(), signal.SIGKILL)
+            wait(*args)
+
+        return wait_or_die

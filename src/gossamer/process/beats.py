@@ -6,8 +6,15 @@ import time
 
 from gossamer.process.meeting_point import MeetingPoint
 
+SUSPECT_S = 0.5
+"""A worker whose number has stood still for so long is dead if nobody listens any more where its own store was."""
+
 DEAD_S = 3.0
-"""A worker whose number has stood still for so long is taken for dead, until it moves again."""
+"""After so long it is taken for dead, until it moves again, if its own store does not answer: that needs no Python, so
+that of a process which is only busy does."""
+
+HUNG_S = 60.0
+"""After so long it is taken for dead whatever answers."""
 
 BORN_S = 300.0
 """A worker that was never heard of may still be on its way for so long."""
@@ -22,6 +29,8 @@ class Beats:
         self.all_born = False
         """Everybody has been there: one that is not heard of is not on its way but gone."""
         self._seen: dict[int, tuple[bytes | None, float]] = {}
+        self.lost: set[int] = set()
+        """Who was dead when last looked at."""
 
     def beat(self) -> None:
         """Say that we are alive."""
@@ -36,5 +45,17 @@ class Beats:
         seen = self._seen.get(rank)
         if seen is None or seen[0] != beat:
             self._seen[rank] = (beat, now)
+            self.lost.discard(rank)
             return False
-        return now - seen[1] > (DEAD_S if beat is not None or self.all_born else BORN_S)
+        if rank not in self.lost and self._is_gone(rank, beat is not None, now - seen[1]):
+            self.lost.add(rank)
+        return rank in self.lost
+
+    def _is_gone(self, rank: int, heard_of: bool, still_s: float) -> bool:
+        if not heard_of and not self.all_born:
+            return still_s > BORN_S
+        if still_s < SUSPECT_S:
+            return False
+        if still_s > HUNG_S or not self.point.listens(rank):
+            return True
+        return still_s > DEAD_S and not self.point.answers(rank)

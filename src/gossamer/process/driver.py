@@ -6,7 +6,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Generator, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,12 +14,13 @@ from torch import Tensor
 
 from gossamer.effects import Effect, Gather, Mean, Pair, Start, Steps, Swap, Ticket, Update, Wait
 from gossamer.methods import Method
+from gossamer.process.aside import Aside
 from gossamer.process.diary import Diary
 from gossamer.process.exchanges import Exchanges
 from gossamer.process.groups import BACKGROUND, COURIER, FOREGROUND, Aborted, Groups, Membership, Stopped, Void
 from gossamer.process.metrics import Metrics
 from gossamer.process.staging import Staging
-from gossamer.process.state import WorkerState
+from gossamer.process.state import WorkerState, is_finite
 from gossamer.process.step_call import overflowed, prepare
 from gossamer.process.worker import ProcessWorker
 
@@ -50,7 +51,7 @@ class Driver:
         self._step: Generator[Effect, Any, None] | None = None
         self._void = False
         self._steps_changed = threading.Condition()
-        self._couriers: ThreadPoolExecutor | None = None
+        self._courier: Aside | None = None
         self._thread: threading.Thread | None = None
         self._hooks = [
             self.binding.optimizer.register_step_pre_hook(prepare),
@@ -64,20 +65,16 @@ class Driver:
         """The optimizer is about to make its step."""
         if self.ended or overflowed(self.binding.optimizer):
             return
-        exchanges = self.exchanges
-        if exchanges.in_step:
-            # The optimizer failed in the middle of the last step, and the user has caught that: that step is void.
-            self._step, self._void = None, True
-            self.after_step()
+        self.abandon_step()
         self.staging.training_here()
         self.start_background()
-        exchanges.in_step, self._void = True, False
+        self.exchanges.in_step, self._void = True, False
         self.diary.enter_step()
         self.lock.acquire()
         self.binding.enter_step()
-        if exchanges.tainted:
+        if self.state.tainted:
             # This gradient was taken at weights that were not finite; others are in their place by now.
-            exchanges.tainted, self._void = False, True
+            self.state.tainted, self._void = False, True
             self.binding.no_update()
             return
         self._step = self.method.step(self.worker)
@@ -85,6 +82,12 @@ class Driver:
             self.binding.hand_over()
         else:
             self.binding.no_update()
+
+    def abandon_step(self) -> None:
+        """Where the optimizer failed in the middle of a step, and the user has caught that, that step is void."""
+        if self.exchanges.in_step:
+            self._step, self._void = None, True
+            self.after_step()
 
     def after_step(self) -> None:
         """The optimizer has made its step."""
@@ -156,7 +159,11 @@ class Driver:
                 with self.lock, self.staging.beside_training(), merging.of(answer):
                     effect = asking.send(answer)
                 merging.asked(effect)
-                answer = self.answer(effect, BACKGROUND)
+                try:
+                    answer = self.answer(effect, BACKGROUND)
+                except Void:
+                    asking.close()
+                    asking, answer = self.method.background(self.worker), None
         except (Stopped, StopIteration):
             pass
         finally:
@@ -169,13 +176,13 @@ class Driver:
 
     # Both
 
-    def answer(self, effect: Effect, lane: str, of: Membership | None = None) -> Any:
-        """Do what a method asks for, except for updates."""
+    def answer(self, effect: Effect, lane: str, of: Membership | None = None, begun: int | None = None) -> Any:
+        """Do what a method asks for, except for updates; in no other generation than ``begun``, if given."""
         of = of or self.groups.train
         if isinstance(effect, Steps):
             return self._await_steps(self.worker.step + effect.count)
         if isinstance(effect, Mean):
-            return self._mean(effect, lane, of)
+            return self._mean(effect, lane, of, begun)
         if isinstance(effect, Gather):
             return self._gather(effect, lane, of)
         if isinstance(effect, Pair):
@@ -183,16 +190,18 @@ class Driver:
         if isinstance(effect, Swap):
             return self.exchanges.swap(effect)
         if isinstance(effect, Start):
-            if self._couriers is None:
-                self._couriers = ThreadPoolExecutor(1, thread_name_prefix="gossamer-courier")
+            if self._courier is None:
+                self._courier = Aside("gossamer-courier")
             ticket = Ticket(effect.effect, since_step=self.worker.step)
-            self.state.under_way[ticket] = self._couriers.submit(self.answer, effect.effect, COURIER, of)
+            errand = partial(self.answer, effect.effect, COURIER, of, of.generation)
+            self.state.under_way[ticket] = self._courier.submit(errand)
             return ticket
         assert isinstance(effect, Wait)
         try:
             return self.state.under_way.pop(effect.ticket).result()
         except Aborted:
-            self.groups.train.regroup(FOREGROUND)
+            if of is self.groups.train:
+                self.groups.train.regroup(FOREGROUND)
             raise Void from None
 
     def _await_steps(self, target: int) -> None:
@@ -202,14 +211,35 @@ class Driver:
         if self.stopped:
             raise Stopped
 
-    def _mean(self, effect: Mean, lane: str, of: Membership) -> Tensor:
+    def _mean(self, effect: Mean, lane: str, of: Membership, begun: int | None) -> Tensor:
         with self.staging.sending(lane, effect.vector) as (vector,):
             # A method is through with one answer before it asks for the next of its kind: one buffer serves them all.
             out = None if vector.is_cuda else self.staging.host_buffer(f"{lane} {effect.topic} mean", vector)
-            mean, members = self.groups.mean(of, lane, vector, effect.group, out)
-        self._account(members, 2 * (members - 1) / members, vector)
-        self._note(of, lane, f"{effect.topic}/{effect.round}", 2 * (members - 1) / members, vector)
+            mean, members = self.groups.mean(of, lane, vector, effect.group, out, begun)
+            self._account(members, 2 * (members - 1) / members, vector)
+            self._note(of, lane, f"{effect.topic}/{effect.round}", 2 * (members - 1) / members, vector)
+            if members > 1 and not is_finite(mean):
+                # All members see it: once more, without those whose vectors are to blame.
+                counts = is_finite(vector)
+                share = vector.new_ones(1) if counts else vector.new_zeros(1)
+                extended = torch.cat((vector if counts else torch.zeros_like(vector), share))
+                among, _ = self.groups.mean(of, lane, extended, effect.group, begun=begun)
+                if among[-1] > 0:
+                    mean = torch.div(among[:-1], among[-1], out=mean)
+                self._refuse(own=not counts, of=of, helps=bool(among[-1] > 0))
         return self.staging.to_device(mean)
+
+    def _refuse(self, own: bool, of: Membership, helps: bool) -> None:
+        """Somebody's part in an average is not finite, and left out where that helps."""
+        self.counts.refused += 1
+        if not own:
+            self.state.news.append("refused a part in an average: not finite")
+        elif helps:
+            self.state.news.append("our weights were not finite: taking over those of others")
+            self.state.sick = True
+            of.want(of.generation + 1)
+        else:
+            self.state.news.append("our weights are not finite, and nobody's are")
 
     def _gather(self, effect: Gather, lane: str, of: Membership) -> list[tuple[Tensor, ...]]:
         with self.staging.sending(lane, *effect.tensors) as tensors:
@@ -217,6 +247,11 @@ class Driver:
         for tensor in tensors:
             self._account(len(gathered), len(gathered) - 1, tensor)
         self._note(of, lane, f"{effect.topic}/{effect.round}", len(gathered) - 1, *tensors)
+        finite = [all(is_finite(tensor) for tensor in each if tensor.is_floating_point()) for each in gathered]
+        if not all(finite) and len(gathered) > 1:
+            mine = of.present.index(self.worker.rank)
+            self._refuse(own=not finite[mine], of=of, helps=any(finite))
+            gathered = [each for each, good in zip(gathered, finite, strict=True) if good or not any(finite)]
         return [tuple(self.staging.to_device(tensor) for tensor in each) for each in gathered]
 
     def _account(self, members: int, share: float, vector: Tensor) -> None:
@@ -258,11 +293,17 @@ class Driver:
 
     def close(self) -> None:
         """Leave the optimizer alone."""
+        self.abandon_step()
         self.stopped = self.ended = True
         for hook in self._hooks:
             hook.remove()
-        if self._couriers is not None:
-            self._couriers.shutdown(wait=False, cancel_futures=True)
+
+    def join(self, within_s: float) -> None:
+        """Wait for our threads, once nothing can hold them up any more."""
+        if self._thread is not None:
+            self._thread.join(within_s)
+        if self._courier is not None:
+            self._courier.close(within_s)
 
 
 class _Merging:

@@ -22,15 +22,13 @@ from gossamer.process.gloo import sever
 MESSAGE, VECTOR = 1, 2
 """Tags of the two kinds of traffic."""
 
-BYE = 0
 WORDS = 4
 AHEAD = 4
 """Receives posted ahead of the messages."""
 
+CLOSE_S = 1.0
 SILENCE = timedelta(days=365)
 """How long an edge may be silent: death is noticed by the connection, silence is no reason to close it."""
-
-OnMessage = Callable[[int, tuple[int, ...]], None]
 
 
 class Lost(Exception):
@@ -41,7 +39,13 @@ class Edge:
     """An open connection to ``peer``."""
 
     def __init__(
-        self, peer: int, side: int, group: Any, hear: OnMessage, lost: Callable[[Edge], None], name: str = ""
+        self,
+        peer: int,
+        side: int,
+        group: Any,
+        hear: Callable[[Edge, tuple[int, ...]], None],
+        lost: Callable[[Edge], None],
+        name: str,
     ) -> None:
         self.peer, self._other, self._group, self.name = peer, 1 - side, group, name
         self.num_swaps = 0
@@ -68,13 +72,9 @@ class Edge:
         self.num_swaps += 1
 
     def close(self) -> None:
-        """Say goodbye and let go."""
-        if self.open:
-            self.open = False
-            try:
-                self.tell(BYE, within_s=0.5)
-            except Lost:
-                return
+        """Let go for good; nothing is heard any more when this returns."""
+        self.drop()
+        self._listener.join(CLOSE_S)
 
     def _listen(self) -> None:
         # A send waits until its receive is posted, and answers are sent by whoever listens: were there only one receive
@@ -85,11 +85,9 @@ class Edge:
             while True:
                 posted.popleft().wait(SILENCE)
                 words = tuple(buffers[0].tolist())
-                if words[0] == BYE:
-                    break
                 buffers.rotate(-1)
                 posted.append(self._group.recv([buffers[-1]], self._other, MESSAGE))
-                self._hear(self.peer, words)
+                self._hear(self, words)
         except RuntimeError:
             pass
         self.drop()

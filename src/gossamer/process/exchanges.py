@@ -13,7 +13,7 @@ from gossamer.pieces import pieces
 from gossamer.process.deadline import Deadline
 from gossamer.process.diary import Diary
 from gossamer.process.edge import Edge, Lost
-from gossamer.process.groups import Stopped
+from gossamer.process.groups import STUCK_S, Stopped
 from gossamer.process.meeting_point import MeetingPoint
 from gossamer.process.metrics import Metrics
 from gossamer.process.neighbourhood import Neighbourhood
@@ -24,6 +24,9 @@ from gossamer.seeds import stream
 
 ABSURD = 1e3
 """A vector so many times longer than our own is refused."""
+
+OUTVOTED = 2
+"""When so many peers in a row refuse ours it is ours that is absurd."""
 
 
 class Exchanges:
@@ -36,6 +39,7 @@ class Exchanges:
         point: MeetingPoint,
         staging: Staging,
         counts: Metrics,
+        dead: Callable[[int], bool],
         stopped: Callable[[], bool],
         diary: Diary,
     ) -> None:
@@ -44,23 +48,25 @@ class Exchanges:
         rank = self.worker.rank
         self.neighbourhood = Neighbourhood(rank, neighbours, point, self._hear)
         self.pairing = Pairing(self.neighbourhood, stream(self.worker.seed, "pairing", rank), stopped)
+        self._dead = dead
         self.done = False
         """This worker makes no offers any more; it still accepts them."""
         self.in_step = False
         """The optimizer is at work: ``weights`` are written when it is through."""
-        self.tainted = False
-        """The gradient under way was taken at weights that were not finite."""
         self._agreement: Agreement | None = None
         self._deadline = Deadline(first_s=60.0, least_s=2.0)
         self._next_offer = 0.0
+        self._refused_by: set[int] = set()
+        self._began = float("inf")
+        """When the exchange under way began."""
 
     @property
     def longest_s(self) -> float:
         """How long an exchange under way may take."""
         return self._deadline.seconds
 
-    def _hear(self, peer: int, words: tuple[int, ...]) -> None:
-        self.pairing.hear(peer, words)
+    def _hear(self, edge: Edge, words: tuple[int, ...]) -> None:
+        self.pairing.hear(edge, words)
 
     def pair(self, effect: Pair) -> int:
         """The neighbour with whom the next exchange is agreed on."""
@@ -72,7 +78,7 @@ class Exchanges:
             gap = float(self.worker.rng.standard_exponential()) * 2 / effect.rate
             self._next_offer = max(self._next_offer + gap, self.worker.time - 2 / effect.rate)
         self._agreement = agreement
-        return agreement.peer
+        return agreement.edge.peer
 
     def _until_offer(self) -> float:
         """Seconds until this worker's next offer is due."""
@@ -84,13 +90,14 @@ class Exchanges:
 
     def swap(self, swap: Swap) -> Tensor | None:
         """The peer's vector for ours; None if there is nothing to merge."""
-        agreement, edge = self._agreement, self.neighbourhood.edge(swap.peer)
-        if edge is None or agreement is None:
+        agreement = self._agreement
+        if agreement is None or not agreement.edge.open:
             return None
+        edge = agreement.edge
         sent = self.staging.to_host(swap.vector, "sent")
         received = self.staging.host_buffer("received", sent)
         buffers = None
-        began = time.monotonic()
+        self._began = began = time.monotonic()
         try:
             edge.swap(sent, received, self.longest_s)
             self._deadline.observe(time.monotonic() - began)
@@ -98,6 +105,8 @@ class Exchanges:
                 buffers = self._swap_buffers(edge)
         except Lost:
             return None
+        finally:
+            self._began = float("inf")
         self.counts.bytes_sent += sent.numel() * sent.element_size()
         pair, name = (self.worker.rank, swap.peer), f"{edge.name}/{edge.num_swaps}"
         self.diary.exchanged(pair, began, sent.numel() * sent.element_size(), name)
@@ -105,10 +114,17 @@ class Exchanges:
             return None
         ours, theirs = (float(torch.linalg.vector_norm(vector)) for vector in (sent, received))
         sick = not ours < float("inf")
-        if not theirs <= ABSURD * (ours + 1.0) and not (sick and theirs < float("inf")):
+        if absurd(theirs, ours) and not (sick and theirs < float("inf")):
             self.counts.refused += 1
             self.state.news.append(f"refused a message of worker {swap.peer}: not finite or absurdly large")
             return None
+        if not sick and absurd(ours, theirs):
+            # What one refuses the other does not take either: that would not leave the mean where it was.
+            self._refused_by.add(swap.peer)
+            if len(self._refused_by) < OUTVOTED:
+                return None
+            sick = True
+        self._refused_by.clear()
         if self.pairing.fresh or sick:
             self._adopt(received, buffers, swap.peer, sick)
             return None
@@ -129,24 +145,31 @@ class Exchanges:
         state = self.state
         with state.lock, self.staging.beside_training():
             state.binding.x.copy_(weights)
-            for vector in self.worker.vectors.values():
-                vector.zero_()
+            state.begin_again()
+            state.tainted = sick
             if buffers is not None:
                 state.binding.load_buffers(buffers)
             if not self.in_step:
                 state.binding.load_weights(state.binding.x)
-            self.tainted = sick
-        why = "our weights were not finite" if sick else "joined"
+        why = "our weights were not finite or absurdly large" if sick else "joined"
         state.news.append(f"{why}: took over the weights of worker {peer}")
         self.pairing.fresh = state.new = False
 
     def tend(self) -> None:
-        """Build and answer for edges; beside the training."""
+        """Build and answer for edges, and give up a dead peer whose connection is up; beside the training."""
         self.neighbourhood.tend()
+        agreement = self._agreement
+        if time.monotonic() - self._began > STUCK_S and agreement is not None and self._dead(agreement.edge.peer):
+            agreement.edge.drop()
 
     def close(self) -> None:
         """Let go of all neighbours."""
         self.neighbourhood.close()
+
+
+def absurd(length: float, beside: float) -> bool:
+    """Whether a vector of this length is not finite, or absurdly long beside another."""
+    return not length <= ABSURD * (beside + 1.0)
 
 
 def _distance(one: Tensor, other: Tensor) -> float:

@@ -9,7 +9,6 @@ that is behind the others then takes over their state, so that all go on from th
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import threading
@@ -50,7 +49,7 @@ HEADER_LIMIT = 1 << 24
 
 
 class Void(Exception):
-    """The group was rebuilt: the step that was being made does not count, and is made again from the same place."""
+    """The group was rebuilt, or has to be: what was being done in it does not count, and is begun again."""
 
 
 class Aborted(Exception):
@@ -85,7 +84,7 @@ class Membership:
         self.until_done = purpose != FINISH
         """A worker that is done with its training is not waited for."""
         self.aligned = purpose == TRAIN
-        """Members have to be at the same place before they go on."""
+        """Members have to be at the same place before they go on. The others begin together, with ``begin``."""
         self.key = f"group/{purpose}"
         self.generation = -1
         self.wanted = 0
@@ -99,23 +98,36 @@ class Membership:
         self._began: dict[str, float] = {}
         self._lock = threading.RLock()
 
+    def begin(self) -> None:
+        """Before a series of communications: agree on who takes part in all of them."""
+        with self._lock:
+            if self.wanted > self.generation:
+                self.regroup(self.owner)
+
     def run(
         self,
         lane: str,
         communicate: Callable[[Any], list[dist.Work]],
         among: tuple[int, ...] | None = None,
+        begun: int | None = None,
         on_gpu: bool = False,
     ) -> list[int]:
-        """Communicate with those of ``among`` (everybody) that are present; again, if that fails, among the survivors.
+        """Communicate with those of ``among`` (everybody) that are present; returns who took part.
 
-        Returns who took part. ``on_gpu``: what travels lies on GPUs, one for each worker.
+        Raises Void where that failed and there are survivors to begin again with; Aborted where it failed and somebody
+        else has to see to that, also where it began in another generation than ``begun``.
+        ``on_gpu``: what travels lies on GPUs, one for each worker.
         """
         while True:
             with self._lock:
+                if begun is not None and begun != self.generation:
+                    raise Aborted
                 if self.wanted > self.generation:
                     if lane != self.owner:
                         # Its owner rebuilds it: where that is the training, all do it at the same step.
                         raise Aborted
+                    if not self.aligned:
+                        raise Void
                     self.regroup(lane)
                 generation = self.generation
                 present = [rank for rank in self.present if among is None or rank in among]
@@ -127,10 +139,12 @@ class Membership:
             except RuntimeError:
                 with self._lock:
                     if self.generation == generation:
-                        self._let_go()
+                        self.let_go()
                         self.want(generation + 1)
                 if self.groups.stopped():
                     raise Stopped from None
+                if lane != self.owner:
+                    raise Aborted from None
                 continue
             finally:
                 self._began.pop(lane, None)
@@ -143,24 +157,43 @@ class Membership:
             work.wait(timedelta(seconds=self.deadline.seconds))
 
     def want(self, generation: int) -> None:
-        """Ask everybody for this generation."""
+        """Ask everybody for this generation, or a later one that is asked for already."""
         self.wanted = max(self.wanted, generation)
-        self.groups.point.set(f"{self.key}/wanted", str(self.wanted))
+        self._raise_wanted(lambda found: max(found, self.wanted))
 
     def come_back(self) -> None:
         """Ask for the generation after the present one, whichever that is."""
-        found = self.groups.point.get(f"{self.key}/wanted")
-        self.want(int(found) + 1 if found is not None else 1)
+        self._raise_wanted(lambda found: found + 1)
+
+    def _raise_wanted(self, to: Callable[[int], int]) -> None:
+        """Change what is asked for at the meeting point; others may do so at the same time."""
+        point, key = self.groups.point, f"{self.key}/wanted"
+        while True:
+            found = point.get(key)
+            asked = to(int(found) if found is not None else -1)
+            if found is not None and int(found) >= asked:
+                return
+            held = point.claim(key, str(asked), instead_of=found.decode() if found is not None else "")
+            if held is None or held.decode() == str(asked):
+                self.wanted = max(self.wanted, asked)
+                return
+
+    def say_again(self) -> None:
+        """At a store that may be a new one: say how far we are. Who is as far with others begins again with us."""
+        if self.generation >= 0:
+            mine = json.dumps(self.present)
+            held = self.groups.point.claim(f"{self.key}/{self.generation}/members", mine)
+            self.want(self.generation if held is None or held.decode() == mine else self.generation + 1)
 
     def tend(self) -> None:
         """Hear of a generation that somebody asked for, and say that we are there; beside the training."""
         found = self.groups.point.get(f"{self.key}/wanted")
-        if found is not None and int(found) > self.generation:
-            self.wanted = max(self.wanted, int(found))
-        elif found is not None and int(found) < self.generation:
-            # Somebody has come who does not know how far we are.
-            self.want(self.generation + 1)
-        if self.wanted > self.generation:
+        asked = int(found) if found is not None else 0
+        if asked < self.wanted:
+            # It was said at a store that is gone.
+            self.want(self.wanted)
+        self.wanted = max(self.wanted, asked)
+        if self.aligned and self.wanted > self.generation:
             self.groups.point.set(f"{self.key}/{self.wanted}/here/{self.groups.rank}", "1")
         self._free_the_stuck()
 
@@ -168,13 +201,13 @@ class Membership:
         """End communications that wait for a member whose connection is up but who is not there any more."""
         began = min(list(self._began.values()), default=float("inf"))
         if time.monotonic() - began > STUCK_S and any(map(self.groups.beats.dead, self.present)):
-            self._let_go()
+            self.let_go()
 
     def regroup(self, lane: str) -> None:
         """Agree with the others on who is there, and start afresh among them."""
         while True:
             generation = self.wanted
-            self._let_go()
+            self.let_go()
             present = self._agree(generation)
             if self.wanted > generation:
                 continue
@@ -195,7 +228,7 @@ class Membership:
         if len(present) == 1:
             # Alone there is nobody to be level with: the step goes on.
             self.groups.state.regrouped()
-        elif lane == FOREGROUND:
+        else:
             raise Void
 
     def _agree(self, generation: int) -> list[int]:
@@ -215,8 +248,9 @@ class Membership:
                 if claimed is not None:
                     return list(json.loads(claimed))
             newer = point.get(f"{self.key}/wanted")
-            if newer is not None and int(newer) > generation:
-                self.wanted = int(newer)
+            if newer is not None:
+                self.wanted = max(self.wanted, int(newer))
+            if self.wanted > generation:
                 return []
             time.sleep(POLL_S)
 
@@ -224,22 +258,29 @@ class Membership:
         """Whether ``member``, who is another one, is dead or done with its training."""
         if member == self.groups.rank:
             return False
-        done = self.until_done and self.groups.point.get(f"done/{member}") is not None
-        return done or self.groups.beats.dead(member)
+        return (self.until_done and self.groups.done(member)) or self.groups.beats.dead(member)
 
     def _lane(self, lane: str, generation: int, present: list[int], on_gpu: bool = False) -> Any:
         """The process group of one thread of communication among ``present``; built when it is first used."""
         key = f"{generation}/{lane}/" + hashlib.sha1(",".join(map(str, present)).encode()).hexdigest()[:16]
-        if key not in self._lanes:
+        lanes = self._lanes
+        if key not in lanes:
             name = f"{self.key}/{key}"
             self._gather(name, generation, present)
-            place, store = present.index(self.groups.rank), self.groups.point.store(BUILD_S)
+            store = self.groups.point.store(BUILD_S, lambda: self._hopeless(generation, present))
+            place = present.index(self.groups.rank)
             if on_gpu:
-                self._lanes[key] = nccl.make_group(store, name, place, len(present))
+                lanes[key] = nccl.make_group(store, name, place, len(present))
             else:
                 beside = lane == BACKGROUND
-                self._lanes[key] = gloo.make_group(store, name, place, len(present), BUILD_S, beside)
-        return self._lanes[key]
+                lanes[key] = gloo.make_group(store, name, place, len(present), BUILD_S, beside)
+            if lanes is not self._lanes:
+                _sever(lanes[key])
+        return lanes[key]
+
+    def _hopeless(self, generation: int, awaited: list[int]) -> bool:
+        """Whether some of those who are waited for are not going to come."""
+        return self.wanted > generation or self.groups.stopped() or any(map(self._gone, awaited))
 
     def _gather(self, name: str, generation: int, present: list[int]) -> None:
         """Wait until all are ready to build: gloo itself cannot be told that somebody is not going to come."""
@@ -251,7 +292,7 @@ class Membership:
             now = time.monotonic()
             if late and now - looked > LOOK_S:
                 looked = now
-                if self.wanted > generation or self.groups.stopped() or any(map(self._gone, late)):
+                if self._hopeless(generation, late):
                     raise RuntimeError(f"workers {late} are not going to come")
             if late:
                 time.sleep(POLL_S)
@@ -260,11 +301,11 @@ class Membership:
         """Close the connections that are not in use."""
         self._lanes = {}
 
-    def _let_go(self) -> None:
+    def let_go(self) -> None:
         """Close all connections: whoever waits at their other ends, or here, notices."""
         lanes, self._lanes = self._lanes, {}
         for group in lanes.values():
-            (nccl if nccl.is_nccl(group) else gloo).sever(group)
+            _sever(group)
 
     def _align(self, group: Any, lane: str) -> None:
         """Let members that are behind take over the state of one that is not."""
@@ -276,8 +317,10 @@ class Membership:
         ahead = max(steps)
         if self.generation > 0:
             state.regrouped()
-        if min(steps) < ahead:
-            self._level(group, steps.index(ahead), int(mine) < ahead)
+        source = steps.index(ahead)
+        if min(steps) < ahead or ahead < 0:
+            # Where all are new the first leads.
+            self._level(group, source, int(mine) < ahead or (ahead < 0 and group.rank() != source))
 
     def _level(self, group: Any, source: int, behind: bool) -> None:
         """Send the state of the member at ``source`` to those that are behind."""
@@ -304,6 +347,10 @@ class Membership:
             self.groups.state.take(tensors, described["facts"])
 
 
+def _sever(group: Any) -> None:
+    (nccl if nccl.is_nccl(group) else gloo).sever(group)
+
+
 def _header(tensors: dict[str, Tensor], facts: dict[str, Any]) -> bytes:
     layout = {name: (list(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in tensors.items()}
     return json.dumps({"tensors": layout, "facts": facts}).encode()
@@ -328,10 +375,21 @@ class Groups:
         self.averaged = Membership(self, AVERAGED, FOREGROUND)
         self.finish = Membership(self, FINISH, FOREGROUND)
 
-    def tend(self) -> None:
-        """Hear what the others want; beside the training."""
+    def tend(self, training: bool) -> None:
+        """Hear what the others want; beside the training, or what comes after it."""
+        self.finish.tend()
+        if training:
+            self.train.tend()
+            self.averaged.tend()
+
+    def say_again(self) -> None:
+        """Leave all our entries at the meeting point anew."""
         for membership in (self.train, self.averaged, self.finish):
-            membership.tend()
+            membership.say_again()
+
+    def done(self, rank: int) -> bool:
+        """Whether ``rank`` says that it is done with its training."""
+        return self.point.get(f"done/{rank}") == b"1"
 
     def mean(
         self,
@@ -340,6 +398,7 @@ class Groups:
         vector: Tensor,
         among: tuple[int, ...] | None = None,
         out: Tensor | None = None,
+        begun: int | None = None,
     ) -> tuple[Tensor, int]:
         """The mean of ``vector`` over those of ``among`` that are there, where it lies (in ``out``, if given), and how
         many they are."""
@@ -357,7 +416,7 @@ class Groups:
             mean.copy_(vector)
             return [group.allreduce([mean], dist.AllreduceOptions())]
 
-        present = of.run(lane, communicate, among, on_gpu=vector.is_cuda)
+        present = of.run(lane, communicate, among, begun, on_gpu=vector.is_cuda)
         if len(present) == 1:
             mean.copy_(vector)
         elif traded:
@@ -379,6 +438,10 @@ class Groups:
 
     def leave(self) -> None:
         """Let go of all groups, once what is under way in them is over; the others notice and go on."""
-        with contextlib.suppress(RuntimeError):
-            for membership in (self.train, self.averaged, self.finish):
-                membership.leave()
+        for membership in (self.train, self.averaged, self.finish):
+            membership.leave()
+
+    def close(self) -> None:
+        """Let go of all groups at once; whoever of us waits in one is let go too."""
+        for membership in (self.train, self.averaged, self.finish):
+            membership.let_go()

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import threading
 import uuid
+from collections.abc import Callable
 
-from gossamer.process.edge import Edge, OnMessage
+from gossamer.process.edge import Edge
 from gossamer.process.gloo import make_group
 from gossamer.process.meeting_point import MeetingPoint
 
@@ -20,13 +21,19 @@ BUILD_S = 5.0
 class Neighbourhood:
     """The edges of worker ``rank``."""
 
-    def __init__(self, rank: int, neighbours: tuple[int, ...], point: MeetingPoint, hear: OnMessage) -> None:
+    def __init__(
+        self,
+        rank: int,
+        neighbours: tuple[int, ...],
+        point: MeetingPoint,
+        hear: Callable[[Edge, tuple[int, ...]], None],
+    ) -> None:
         self.rank, self.neighbours, self.point, self.hear = rank, neighbours, point, hear
         self._lock = threading.Lock()
         self._edges: dict[int, Edge] = {}
         self._wishes: dict[int, str] = {}
         self._answered: dict[int, str] = {}
-        self._building: set[int] = set()
+        self._building: dict[int, threading.Thread] = {}
         self._closed = False
         self.news: list[str] = []
         self.lost = 0
@@ -68,6 +75,8 @@ class Neighbourhood:
         self._closed = True
         for edge in list(self._edges.values()):
             edge.close()
+        for building in list(self._building.values()):
+            building.join(BUILD_S)
 
     def _wish(self, peer: int) -> None:
         if peer < self.rank:
@@ -80,20 +89,25 @@ class Neighbourhood:
                 self.point.set(f"wish/{peer}-{self.rank}", wish)
 
     def _build(self, peer: int, name: str) -> None:
-        self._building.add(peer)
-        threading.Thread(target=self._built, args=(peer, name), name=f"gossamer-build-{peer}", daemon=True).start()
+        self._building[peer] = threading.Thread(
+            target=self._built, args=(peer, name), name=f"gossamer-build-{peer}", daemon=True
+        )
+        self._building[peer].start()
 
     def _built(self, peer: int, name: str) -> None:
         side = int(self.rank > peer)
         try:
-            group = make_group(self.point.store(BUILD_S), f"edge/{name}", side, 2, BUILD_S, beside=True)
+            store = self.point.store(BUILD_S, lambda: self._closed)
+            group = make_group(store, f"edge/{name}", side, 2, BUILD_S, beside=True)
         except RuntimeError:
             self._wish(peer)
         else:
             with self._lock:
-                self._edges[peer] = Edge(peer, side, group, self.hear, self._gone, name)
+                edge = self._edges[peer] = Edge(peer, side, group, self.hear, self._gone, name)
+            if self._closed:
+                edge.close()
         finally:
-            self._building.discard(peer)
+            del self._building[peer]
 
     def _gone(self, edge: Edge) -> None:
         self.lost += 1

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from gossamer.process.deadline import Deadline
-from gossamer.process.edge import Lost
+from gossamer.process.edge import Edge, Lost
 from gossamer.process.neighbourhood import Neighbourhood
 
 OFFER, ACCEPT, DECLINE = 1, 2, 3
@@ -26,7 +26,8 @@ POLL_S = 0.05
 class Agreement:
     """Both have agreed to exchange."""
 
-    peer: int
+    edge: Edge
+    """This one, and not one that has taken its place: the peer knows of it only here."""
     taken_from: bool
     """The peer is new: it takes our vector and has none to give."""
     offered: bool
@@ -113,9 +114,9 @@ class Pairing:
             self._willing = False
         return agreed
 
-    def hear(self, peer: int, words: tuple[int, ...]) -> None:
-        """A message from ``peer``; called by the thread that listens to it."""
-        kind, number, fresh = words[0], words[1], bool(words[2])
+    def hear(self, edge: Edge, words: tuple[int, ...]) -> None:
+        """A message over ``edge``; called by the thread that listens to it."""
+        kind, number, fresh, peer = words[0], words[1], bool(words[2]), edge.peer
         answer = None
         with self._changed:
             if kind == OFFER:
@@ -123,20 +124,19 @@ class Pairing:
                 free = self._willing and self._agreed is None and (self._offered is None or crossing)
                 if free and not (fresh and self.fresh):
                     # An offer that crosses ours is accepted all the same: ours may have been declined already.
-                    self._offered, self._agreed = None, Agreement(peer, fresh, offered=crossing)
+                    self._offered, self._agreed = None, Agreement(edge, fresh, offered=crossing)
                     answer = ACCEPT
                 else:
                     answer = DECLINE
             elif kind == ACCEPT and self._offered == (peer, number):
-                self._offered, self._agreed = None, Agreement(peer, fresh, offered=True)
+                self._offered, self._agreed = None, Agreement(edge, fresh, offered=True)
             elif kind == DECLINE and self._offered == (peer, number):
                 self._offered = None
             self._changed.notify_all()
-        edge = self.neighbourhood.edge(peer)
-        if answer is not None and edge is not None:
+        if answer is not None:
             try:
                 edge.tell(answer, number, int(self.fresh), within_s=self.reply.seconds)
             except Lost:
                 with self._changed:
-                    if self._agreed is not None and self._agreed.peer == peer:
+                    if self._agreed is not None and self._agreed.edge is edge:
                         self._agreed = None

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import Future
+from math import isfinite
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from gossamer.effects import Gather, Mean, Ticket
@@ -26,12 +28,16 @@ class WorkerState:
         self.under_way: dict[Ticket, Future[Any]] = {}
         self.new = False
         """This worker has nothing of the run yet."""
+        self.sick = False
+        """This worker has sent what is not finite, and needs the others' state."""
         self.news: list[str] = []
+        self.tainted = False
+        """The gradient under way was taken at weights that were not finite."""
 
     # What one that is behind takes over
 
     def position(self, lane: str) -> int:
-        if self.new:
+        if self.new or self.sick:
             return -1
         # Beside the training nobody is behind: there is no step that could be void.
         return self.worker.step if lane == FOREGROUND else 0
@@ -62,6 +68,10 @@ class WorkerState:
                 f"{self.binding.x.numel()}: expected the same model on all workers"
             )
         with self.lock:
+            if self.sick:
+                self.begin_again()
+                # Where workers wait for each other they take over within a step, and that is void anyway.
+                self.sick, self.tainted = False, not self.method.lockstep
             self.binding.x.copy_(tensors["x"])
             for name, tensor in tensors.items():
                 kind, _, rest = name.partition("/")
@@ -78,6 +88,12 @@ class WorkerState:
                 self.worker.step = facts["step"]
             self.binding.load_weights(self.binding.x)
             self.new = False
+
+    def begin_again(self) -> None:
+        """Others' weights take the place of ours: what ours left behind, in the optimizer too, begins at zero."""
+        moments = [value for _, _, value in self._optimizer_state() if isinstance(value, Tensor) and value.dim()]
+        for tensor in (*self.worker.vectors.values(), *moments):
+            tensor.zero_()
 
     def regrouped(self) -> None:
         self.news.append("the group was rebuilt")
@@ -191,6 +207,11 @@ class WorkerState:
         done.set_result(answer)
         self.worker.tickets[name] = ticket
         self.under_way[ticket] = done
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all of a vector is finite; in one pass over it."""
+    return isfinite(float(tensor.sum(dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32)))
 
 
 def _kept(tensor: Tensor) -> Tensor:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import itertools
 import threading
 import time
 from collections.abc import Iterable, Iterator
@@ -19,12 +21,12 @@ from gossamer.process.beats import Beats
 from gossamer.process.binding import Binding
 from gossamer.process.diary import Diary
 from gossamer.process.driver import Driver
-from gossamer.process.exchanges import Exchanges
+from gossamer.process.exchanges import Exchanges, absurd
 from gossamer.process.groups import BACKGROUND, FOREGROUND, Groups, Stopped, Void
 from gossamer.process.metrics import Metrics
 from gossamer.process.place import Place, own_host
 from gossamer.process.staging import Staging
-from gossamer.process.state import WorkerState
+from gossamer.process.state import WorkerState, is_finite
 from gossamer.process.worker import ProcessWorker
 from gossamer.recording import Recorder
 from gossamer.topology import Topology
@@ -40,6 +42,12 @@ FRESH_S = 30.0
 
 TICKETS = 4
 """So many mini-batches are taken at once at most, where workers share them out."""
+
+CLOSE_S = 1.0
+END_POLL_S = 0.01
+
+HAS_THE_MEAN = 2
+"""A worker's standing at the end: 0 where its weights do not count, 1 where they do, and this one afterwards."""
 
 Batch = TypeVar("Batch")
 
@@ -70,6 +78,8 @@ class Swarm:
         self._counts = Metrics()
         self._done = self._finished = False
         self._taken = 0
+        self._met = False
+        self._standing = 0
         self.point = place.meeting_point()
         self.beats = Beats(place.rank, self.point)
         # Whoever averages beside the training also rebuilds its groups; it never holds up a step.
@@ -79,9 +89,18 @@ class Swarm:
         )
         neighbours = topology.neighbours(place.rank) if method.pairwise else ()
         self.exchanges = Exchanges(
-            self.state, neighbours, self.point, self.staging, self._counts, lambda: self.driver.stopped, self.diary
+            self.state,
+            neighbours,
+            self.point,
+            self.staging,
+            self._counts,
+            self.beats.dead,
+            lambda: self.driver.stopped,
+            self.diary,
         )
         self.driver = Driver(self.state, self.groups, self.exchanges, self.staging, self._counts, self.diary)
+        # Whoever does not finish, or is interrupted, lets go at the process's end: threads must not outlive it.
+        atexit.register(self.close)
         self._tender = threading.Thread(target=self._tend, name="gossamer-tend", daemon=True)
         self._tender.start()
         try:
@@ -103,8 +122,9 @@ class Swarm:
     def _meet(self, owner: str) -> None:
         """Everybody starts from rank 0's weights and buffers; a worker that comes back takes those of the others."""
         address = self.point.host_own(own_host(self.place.host))
-        self.point.set(f"address/{self.place.rank}", f"{address[0]} {address[1]}")
-        self.point.moved.append(self._say_started)
+        self._address = f"{address[0]} {address[1]}"
+        self._say_where()
+        self.point.moved.append(self._say_again)
         self.beats.beat()
         # Nobody says that the run has started before everybody was there: who hears it and was not comes back.
         self.groups.train.given_up = lambda: self.point.get("started") is not None
@@ -112,18 +132,17 @@ class Swarm:
         try:
             with contextlib.suppress(Void):
                 self.groups.train.regroup(owner)
-            self._say_started()
+            self._met = True
+            self._say_again()
             self.state.new = False
         except Stopped:
             self._come_back(owner)
+            self._met = True
         self.groups.train.given_up = lambda: False
         self.diary.agree(self.point)
         self.beats.all_born = True
         for rank in self.groups.everybody:
-            found = self.point.get(f"address/{rank}")
-            if found is not None:
-                host, port = found.decode().split()
-                self.point.addresses.append((host, int(port)))
+            self._look_at(rank)
 
     def _come_back(self, owner: str) -> None:
         """The run goes on already: take over the others' state."""
@@ -141,9 +160,31 @@ class Swarm:
         if self.state.new:
             self.news.append("nobody is left to take over from: this worker's weights do not count in the end")
 
-    def _say_started(self) -> None:
-        """Tell a worker that comes to the meeting point that the run goes on already."""
-        self.point.set("started", "1")
+    def _say_where(self) -> None:
+        """Leave where our own store is, and whether we are done: a worker that was here before us may have been."""
+        self.point.set(f"address/{self.place.rank}", self._address)
+        self.point.set(f"done/{self.place.rank}", str(int(self._done)))
+
+    def _say_again(self) -> None:
+        """Leave all our entries at a store that may be a new one.
+
+        That the run goes on is said last: a worker that comes back, and hears it, finds the others' generation.
+        """
+        self._say_where()
+        self.beats.beat()
+        if self._met:
+            self.groups.say_again()
+            if self._taken:
+                self.point.claim("batches", str(self._taken))
+            self.point.set("started", "1")
+
+    def _look_at(self, rank: int) -> None:
+        """Whether ``rank`` is alive, and where its store is now."""
+        self.beats.dead(rank)
+        found = self.point.get(f"address/{rank}")
+        if found is not None:
+            host, port = found.decode().split()
+            self.point.spares[rank] = (host, int(port))
 
     def _await_weights(self) -> None:
         until = time.monotonic() + FRESH_S
@@ -154,14 +195,15 @@ class Swarm:
     # Beside the training
 
     def _tend(self) -> None:
+        turns = itertools.cycle(self.groups.everybody)
         while not self._finished:
             # Whatever the network does to one look, there is a next one.
             with contextlib.suppress(RuntimeError):
-                self.point.go_home()
+                self.point.seek_earlier()
                 self.beats.beat()
+                self._look_at(next(turns))
                 self.exchanges.tend()
-                if not self._done:
-                    self.groups.tend()
+                self.groups.tend(training=not self._done)
             time.sleep(TEND_S)
 
     # What the user calls
@@ -169,8 +211,7 @@ class Swarm:
     def metrics(self) -> Metrics:
         """How this worker fares."""
         self._counts.lost = self.exchanges.neighbourhood.lost
-        others = (rank for rank in self.groups.everybody if rank != self.place.rank)
-        self._counts.peers_alive = sum(not self.beats.dead(rank) for rank in others)
+        self._counts.peers_alive = len(self.groups.everybody) - 1 - len(self.beats.lost)
         return self._counts
 
     def state_dict(self) -> dict[str, Any]:
@@ -198,7 +239,7 @@ class Swarm:
             empty = True
             for batch in loader:
                 empty = False
-                # A store that took another's place counts from 0 again, and one out of reach not at all.
+                # A store that took another's place counts from what its first comer knew, one out of reach not at all.
                 self._taken = max(self._taken + 1, next(tickets))
                 if self._taken > total_steps:
                     return
@@ -232,8 +273,7 @@ class Swarm:
             x = self.binding.x.clone()
         # What is under way must not see the averaged weights.
         self.driver.drain()
-        mean = self._host_mean(x)
-        mean_buffers = self._host_mean(buffers)
+        mean, mean_buffers = self._host_means(x, buffers)
         with self.state.lock:
             self.binding.load_weights(mean)
             self.binding.load_buffers(mean_buffers)
@@ -244,47 +284,104 @@ class Swarm:
                 self.binding.load_weights(before)
                 self.binding.load_buffers(buffers)
 
-    def _host_mean(self, vector: Tensor) -> Tensor:
-        return self.groups.mean(self.groups.averaged, FOREGROUND, vector.to("cpu"))[0]
+    def _host_means(self, *vectors: Tensor) -> list[Tensor]:
+        """Where a worker is lost in the middle of it these are our own: the others may have theirs and have gone on."""
+        try:
+            self.groups.averaged.begin()
+            return [
+                self.groups.mean(self.groups.averaged, FOREGROUND, vector.to("cpu"))[0] if len(vector) else vector
+                for vector in vectors
+            ]
+        except Void:
+            self.news.append("a worker was lost while the mean was taken: looking at our own instead")
+            return [vector.to("cpu", copy=True) for vector in vectors]
 
     def mean(self, tensor: Tensor) -> Tensor:
         """The mean of a tensor of any shape over all workers, of a score for instance; all workers have to ask."""
-        mean = self._host_mean(tensor.detach().flatten().double())
+        (mean,) = self._host_means(tensor.detach().flatten().double())
         return mean.to(tensor.dtype).reshape(tensor.shape).to(tensor.device)
 
     def finish(self) -> None:
         """Agree with the others on the end; afterwards all workers hold the same, averaged model."""
         if self._finished:
             return
+        self.driver.abandon_step()
         self._done = self.exchanges.done = True
         self._await_others()
         self.driver.drain()
         self.driver.stop_background(self.exchanges.longest_s + 1)
         self.driver.stopped = False
-        self.driver.finish(self.groups.finish)
-        with contextlib.suppress(Void, Stopped):
-            self._last_mean()
+        while not self._end_together():
+            pass
         self.binding.load_weights(self.binding.x)
         self.close()
 
+    def _end_together(self) -> bool:
+        """The method's last words and the last mean; False if somebody was lost, or came, in the middle of it."""
+        of = self.groups.finish
+        try:
+            of.begin()
+            if of.generation == 0:
+                self.driver.finish(of)
+            self._last_mean()
+            self._standing = HAS_THE_MEAN
+            self._await_means()
+        except Void:
+            return False
+        except Stopped:
+            pass
+        return True
+
     def _last_mean(self) -> None:
         """The mean over all workers whose weights are finite and of this run, buffers included."""
+        of = self.groups.finish
         x, buffers = self.binding.x.to("cpu"), self.binding.buffer_vector().to("cpu")
-        counts = bool(torch.isfinite(x).all()) and not self.state.new
-        votes, _ = self.groups.mean(self.groups.finish, FOREGROUND, torch.tensor([float(counts)], dtype=torch.float64))
-        for vector, load in ((x, self.binding.x.copy_), (buffers, self.binding.load_buffers)):
-            if len(vector):
-                # Where nobody's weights count they all do: it is the best there is.
-                mine = vector if counts or not votes else torch.zeros_like(vector)
-                mean, _ = self.groups.mean(self.groups.finish, FOREGROUND, mine)
-                load(mean.div_(float(votes) or 1.0))
+        if self._standing != HAS_THE_MEAN:
+            self._standing = int(is_finite(x) and is_finite(buffers) and not self.state.new)
+        mine = torch.tensor([self._standing, torch.linalg.vector_norm(x)], dtype=torch.float64)
+        everybody = torch.stack([each for (each,) in self.groups.gather(of, FOREGROUND, (mine,))])
+        # Who has the mean already gives it to the others; where nobody's weights count they all do.
+        best = everybody[:, 0] == everybody[:, 0].max()
+        usual = float(everybody[best, 1].median())
+        best &= torch.tensor([not absurd(float(length), usual) for length in everybody[:, 1]])
+        if not best.any():
+            best[:] = True
+        share = int(best.sum()) / len(best)
+        counts = bool(best[of.present.index(self.place.rank)])
+        means = []
+        for vector in (x, buffers):
+            mine = vector if counts else torch.zeros_like(vector)
+            means.append(self.groups.mean(of, FOREGROUND, mine)[0].div_(share) if len(vector) else vector)
+        self.binding.x.copy_(means[0])
+        self.binding.load_buffers(means[1])
+
+    def _await_means(self) -> None:
+        """Nobody leaves before all have the mean, and the store's host leaves last."""
+        of = self.groups.finish
+        others = [rank for rank in of.present if rank != self.place.rank]
+
+        def all_have(said: str) -> bool:
+            return all(self.point.get(f"{said}/{rank}") is not None or self.beats.dead(rank) for rank in others)
+
+        has, left = (f"{of.key}/{of.generation}/{what}" for what in ("has", "left"))
+        while True:
+            self.point.set(f"{has}/{self.place.rank}", "1")
+            if of.wanted > of.generation:
+                raise Void
+            if all_have(has):
+                break
+            time.sleep(END_POLL_S)
+        if self.point.hosted_here:
+            until = time.monotonic() + GRACE_S
+            while time.monotonic() < until and not all_have(left):
+                time.sleep(END_POLL_S)
+        else:
+            self.point.set(f"{left}/{self.place.rank}", "1")
 
     def _all_done(self) -> bool:
         """Whether every other worker alive is done with its training."""
         return all(
-            self.point.get(f"done/{rank}") is not None or self.beats.dead(rank)
-            for rank in self.groups.everybody
-            if rank != self.place.rank
+            self.groups.done(rank) or self.beats.dead(rank) for rank in self.groups.everybody if rank != self.place.rank
         )
 
     def _await_others(self) -> None:
@@ -303,11 +400,13 @@ class Swarm:
 
     def close(self) -> None:
         """Let go of everything at once, without a last average."""
+        atexit.unregister(self.close)
         self._finished = True
         self.driver.close()
         self.exchanges.close()
         self._tender.join(2 * TEND_S + 1)
-        self.groups.leave()
+        self.groups.close()
+        self.driver.join(CLOSE_S)
         self.point.close()
 
     def __enter__(self) -> Swarm:

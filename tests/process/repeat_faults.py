@@ -1,0 +1,98 @@
+"""Run the fault suite several times, spread over several pytest processes: its tests sleep most of the time.
+
+Needs nothing beyond pytest. Prints a line per run, stops at the first that fails, and keeps its output.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import os
+import re
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+ROOT = HERE.parents[1]
+SUITE = HERE / "faults.py"
+# Not the project's own settings: they are for a pytest with all plugins.
+SETTINGS = "[pytest]\nfilterwarnings = error\nxfail_strict = true\n"
+
+
+def pytest(settings: Path, log: Path, arguments: list[str], within_s: float) -> int:
+    """Run pytest with its output in ``log``; no process of it is left when this returns."""
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), environment.get("PYTHONPATH", "")]))
+    command = [sys.executable, "-m", "pytest", "-c", str(settings), f"--rootdir={ROOT}", "-p", "no:cacheprovider"]
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            [*command, *arguments], cwd=ROOT, env=environment, stdout=out, stderr=out, start_new_session=True
+        )
+        try:
+            return process.wait(within_s)
+        except subprocess.TimeoutExpired:
+            out.write(f"\nnot through after {within_s:.0f} s\n".encode())
+            return 124
+        finally:
+            # Its workers too, should any be left.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+
+
+def collect(settings: Path, folder: Path, chosen: str) -> list[str]:
+    log = folder / "collected"
+    if pytest(settings, log, ["--collect-only", "-q", "-k", chosen, str(SUITE)], 120):
+        sys.exit(log.read_text())
+    return re.findall(r"^\S+::\S+$", log.read_text(), re.MULTILINE)
+
+
+def run_once(settings: Path, folder: Path, tests: list[str], at_once: int, within_s: float) -> list[Path]:
+    """Run all tests, so many at once; returns the outputs of those processes that failed."""
+    shards = [tests[first::at_once] for first in range(min(at_once, len(tests)))]
+    logs = [folder / f"part-{number}.log" for number in range(len(shards))]
+
+    def run(log: Path, shard: list[str]) -> bool:
+        return pytest(settings, log, ["-x", "-v", "--durations=3", *shard], within_s) == 0
+
+    with ThreadPoolExecutor(len(shards)) as executor:
+        passed = list(executor.map(run, logs, shards))
+    return [log for log, good in zip(logs, passed, strict=True) if not good]
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--runs", type=int, default=1, help="how often (1)")
+    parser.add_argument("--at-once", type=int, default=6, help="pytest processes side by side (6)")
+    parser.add_argument("--tests", default="", help="only those that pytest -k would choose by this")
+    parser.add_argument("--within-s", type=float, default=1200.0, help="a run that takes longer has failed (1200)")
+    parser.add_argument("--output", type=Path, help="where outputs go (a new temporary folder)")
+    chosen = parser.parse_args()
+    folder = chosen.output or Path(tempfile.mkdtemp(prefix="gossamer-faults-"))
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = folder / "pytest.ini"
+    settings.write_text(SETTINGS)
+    tests = collect(settings, folder, chosen.tests)
+    began = time.monotonic()
+    for run in range(1, chosen.runs + 1):
+        started = time.monotonic()
+        failed = run_once(settings, folder, tests, chosen.at_once, chosen.within_s)
+        took = f"{len(tests)} tests in {time.monotonic() - started:.0f} s"
+        print(f"run {run} of {chosen.runs}: {'failed' if failed else 'passed'}, {took}", flush=True)
+        for log in failed:
+            text = log.read_text(errors="replace").splitlines()
+            print("\n".join(line for line in text if not line.startswith(("[W", "[E", "frame #")))[-20_000:])
+            print(f"all of it: {log}")
+        if failed:
+            return 1
+    print(f"{chosen.runs} runs of {len(tests)} tests passed in {time.monotonic() - began:.0f} s, outputs in {folder}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,41 @@
+"""A few of the fault suite, which ``make faults`` runs whole: one of each kind, of the quick ones."""
+
+from pathlib import Path
+
+import faults
+import pytest
+
+
+@pytest.mark.parametrize("method", ["a2cid2", "lasgd"])
+def test_killed_in_the_middle_of_an_exchange(method: str) -> None:
+    faults.test_killed_in_the_middle_of_an_exchange(method)
+
+
+def test_the_host_of_the_store_is_killed() -> None:
+    faults.test_the_host_of_the_store_is_killed("allreduce")
+
+
+def test_killed_while_they_take_the_last_mean() -> None:
+    faults.test_killed_while_they_take_the_last_mean("divisible", 0)
+
+
+@pytest.mark.parametrize(("method", "victim"), [("gossip", 0), ("overlap", 2)])
+def test_a_restarted_worker_is_back_in_the_exchange(method: str, victim: int) -> None:
+    faults.test_a_restarted_worker_is_back_in_the_exchange(method, victim)
+
+
+@pytest.mark.parametrize("method", ["a2cid2", "overlap"])
+def test_what_is_not_finite_does_not_spread(method: str) -> None:
+    faults.test_what_is_not_finite_does_not_spread(method)
+
+
+def test_what_is_absurdly_large_does_not_spread() -> None:
+    faults.test_what_is_absurdly_large_does_not_spread("gossip")
+
+
+def test_strangers_knock_at_every_port(tmp_path: Path) -> None:
+    faults.test_strangers_knock_at_every_port("lasgd", tmp_path)
+
+
+def test_ctrl_c() -> None:
+    faults.test_ctrl_c("overlap")
