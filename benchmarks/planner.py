@@ -38,7 +38,7 @@ WORKER = Path(__file__).with_name("planner_worker.py")
 RESULTS = Path(__file__).with_name("results") / "planner"
 WORKERS = 4
 PARAMETERS = 500_000
-PROBE_S, RUN_S = 20.0, 4.0
+PROBE_S, RUN_S = 25.0, 6.0
 
 BANDWIDTHS: dict[str, float | None] = {"50": 50, "200": 200, "1000": 1000, "unlimited": None}
 COMPUTE: dict[str, dict[str, str]] = {

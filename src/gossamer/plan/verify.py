@@ -78,7 +78,7 @@ def step_s(result: Result) -> float:
     """The time in which workers make one step each on average."""
     if result.failed or not result.final.total_steps:
         raise InputError(f"the run came to nothing: {result.failed or 'no steps were made'}")
-    paces = [report.steps / report.seconds for report in result.reports if report.seconds > 0]
+    paces = [1 / report.step_s for report in result.reports if report.step_s > 0]
     return len(paces) / sum(paces)
 
 

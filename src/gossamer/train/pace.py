@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
+from collections import deque
 
 import numpy as np
 
@@ -32,3 +33,23 @@ class Pace:
         wanted = self.compute.draw(self.rank, self.rng) if self.waits else self.factor * took
         if wanted > took:
             self.stop.wait(wanted - took)
+
+
+class StepMeter:
+    """How long steps take from one to the next, once connections are made and everything runs."""
+
+    NEWEST = 1000
+
+    def __init__(self) -> None:
+        self._ended: deque[float] = deque(maxlen=self.NEWEST)
+
+    def add(self, now: float) -> None:
+        """A step has ended."""
+        self._ended.append(now)
+
+    def mean_s(self) -> float:
+        """On average; 0 before there are two of them."""
+        ended = list(self._ended)
+        if len(ended) < self.NEWEST:
+            ended = ended[len(ended) // 4 :]
+        return (ended[-1] - ended[0]) / (len(ended) - 1) if len(ended) > 1 else 0.0

@@ -28,6 +28,8 @@ class Report:
     """Since its first step, up to its last."""
     idle_s: float = 0.0
     """Of those, spent waiting for others."""
+    step_s: float = 0.0
+    """Seconds from one of its newest steps to the next, on average, without the first quarter of a short run."""
     loss_sum: float = 0.0
     """Over all its mini-batches whose loss was finite."""
     loss_count: int = 0

@@ -23,7 +23,7 @@ from gossamer.train.checkpoint import Checkpoint, find_checkpoint, worker_file
 from gossamer.train.gate import Gate
 from gossamer.train.job import Job, LossMeter
 from gossamer.train.order import Order
-from gossamer.train.pace import Pace
+from gossamer.train.pace import Pace, StepMeter
 from gossamer.train.recording import open_recording
 from gossamer.train.report import DONE, TRAINING, Board, Report
 from gossamer.train.statefile import write_state
@@ -64,6 +64,7 @@ class Training:
         c = run.config
         rng = stream(c.seed, "compute", place.rank)
         self.pace = Pace(order.compute(c.workers), order.waits, place.rank, rng, gate.asked)
+        self.meter = StepMeter()
         self.losses = LossMeter(self.job.device)
         self.lockstep = run.method().lockstep
         self._saved = 0
@@ -157,6 +158,7 @@ class Training:
             self.job.settle()
             self.pace.keep(began)
         self.job.update(number)
+        self.meter.add(time.monotonic())
         every = self.run.config.eval_every
         if every and self.made % every == 0 and self.made > number:
             self.report.own_loss, self.report.own_accuracy = self.job.scores()
@@ -305,6 +307,7 @@ class Training:
         assert self.swarm is not None
         report, before, metrics = self.report, self.before, self.swarm.metrics()
         report.steps, report.seconds = self.made, before.seconds + time.monotonic() - self._began
+        report.step_s = self.meter.mean_s()
         report.idle_s, report.consensus = before.idle_s + metrics.idle_s, metrics.consensus
         report.loss_sum = before.loss_sum + self.losses.sum()
         report.loss_count = before.loss_count + self.losses.count()
