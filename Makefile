@@ -24,7 +24,7 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 # Real processes killed, stopped and poisoned while the others train: minutes, and more of them with RUNS=50.
 RUNS ?= 1
