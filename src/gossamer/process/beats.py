@@ -43,7 +43,8 @@ class Beats:
             return False
         beat, now = self.point.get(f"beat/{rank}"), time.monotonic()
         seen = self._seen.get(rank)
-        if seen is None or seen[0] != beat:
+        # A store that nobody has come to yet says nothing about them: they are as silent as they were.
+        if seen is None or (beat is not None and seen[0] != beat):
             self._seen[rank] = (beat, now)
             self.lost.discard(rank)
             return False
