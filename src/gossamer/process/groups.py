@@ -27,7 +27,7 @@ from gossamer.process.deadline import Deadline
 from gossamer.process.meeting_point import MeetingPoint
 
 POLL_S = 0.02
-BUILD_S = 10.0
+BUILD_S = 5.0
 """How long it may take to build a process group whose members are all ready."""
 
 ALIGN_S = 60.0
