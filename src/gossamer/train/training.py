@@ -75,6 +75,7 @@ class Training:
         self._trained = False
         self._measuring = threading.Lock()
         self._ended = threading.Event()
+        self._teller = threading.Thread(target=self._tell, name="gossamer-tell", daemon=True)
         self.news: list[str] = []
         self._next_line_s = 0.0
 
@@ -103,8 +104,7 @@ class Training:
                 self._go_on(self.checkpoint.state(self.place.rank))
             self._began = time.monotonic()
             self.report.state = TRAINING
-            teller = threading.Thread(target=self._tell, name="gossamer-tell", daemon=True)
-            teller.start()
+            self._teller.start()
             for _ in self._turns():
                 number = self.made
                 if not self.gate.passes(number):
@@ -118,8 +118,10 @@ class Training:
             swarm.close()
             raise
         finally:
+            # What it has to say last must not come after, and in place of, how this ended.
             self._ended.set()
-        teller.join()
+            if self._teller.is_alive():
+                self._teller.join()
         self._say()
         return self.report
 
