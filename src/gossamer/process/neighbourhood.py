@@ -75,7 +75,9 @@ class Neighbourhood:
         self._closed = True
         for edge in list(self._edges.values()):
             edge.close()
-        for building in list(self._building.values()):
+        with self._lock:
+            under_way = list(self._building.values())
+        for building in under_way:
             building.join(BUILD_S)
 
     def _wish(self, peer: int) -> None:
@@ -89,10 +91,12 @@ class Neighbourhood:
                 self.point.set(f"wish/{peer}-{self.rank}", wish)
 
     def _build(self, peer: int, name: str) -> None:
-        self._building[peer] = threading.Thread(
-            target=self._built, args=(peer, name), name=f"gossamer-build-{peer}", daemon=True
-        )
-        self._building[peer].start()
+        building = threading.Thread(target=self._built, args=(peer, name), name=f"gossamer-build-{peer}", daemon=True)
+        with self._lock:
+            # Whoever closes waits for what is listed: it has to be started by then.
+            if not self._closed:
+                self._building[peer] = building
+                building.start()
 
     def _built(self, peer: int, name: str) -> None:
         side = int(self.rank > peer)
