@@ -77,6 +77,7 @@ def join(
     method: str = "a2cid2",
     topology: str | nx.Graph = "ring",
     seed: int = 0,
+    transport: str = "gloo",
     loss: Callable[[], Tensor] | None = None,
     **settings: Any,
 ) -> Swarm:
@@ -97,6 +98,9 @@ def join(
         says which.
     seed
         The same on all workers.
+    transport
+        What carries averages over more than two workers: ``gloo``, through host memory, or ``nccl``, from GPU to GPU,
+        where each worker has one to itself. Exchanges in pairs always go through host memory.
     loss
         For ``auto``: a function that returns the loss of one mini-batch, such as ``lambda: loss_fn(model(x), y)``, to
         time a step with. The model and the optimizer are put back as they were.
@@ -104,7 +108,9 @@ def join(
         Options of the method by name, such as ``rate=2``.
     """
     if method != AUTO:
-        return join_workers(model, optimizer, method=method, topology=topology, seed=seed, **settings)
+        return join_workers(
+            model, optimizer, method=method, topology=topology, seed=seed, transport=transport, **settings
+        )
     if loss is None:
         raise InputError(
             "method auto has to time a step: give the loss of one mini-batch, as loss=lambda: loss_fn(model(x), y)"
@@ -112,6 +118,6 @@ def join(
     if settings or topology != "ring":
         raise InputError("method auto chooses the topology and the options too: leave them out, or name a method")
     choice, chosen = choose_for_loop(find_place(), model, optimizer, loss)
-    swarm = join_workers(model, optimizer, seed=seed, **chosen)
+    swarm = join_workers(model, optimizer, seed=seed, transport=transport, **chosen)
     swarm.news.append(f"auto: {choice.verdict}")
     return swarm

@@ -44,6 +44,17 @@ class Parser(argparse.ArgumentParser):
         return found
 
 
+def add_out_option(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", metavar="DIR", help="keep the run in this folder: config, metrics, weights, summary")
+
+
+def out_folder(parsed: argparse.Namespace) -> Path | None:
+    """The folder that --out asks for."""
+    if parsed.out == "":
+        raise InputError("--out is empty: expected the name of a folder, which will be made")
+    return None if parsed.out is None else Path(parsed.out)
+
+
 def add_run_options(
     parser: argparse.ArgumentParser,
     *,

@@ -15,10 +15,9 @@ from typing import Any
 from gossamer.cli.closing import show_comparison
 from gossamer.cli.following import Followers, add_follow_options
 from gossamer.cli.live import LiveView
-from gossamer.cli.options import add_run_options, given, shown_command
+from gossamer.cli.options import add_out_option, add_run_options, given, out_folder, shown_command
 from gossamer.cli.output import counted, duration, print_json
 from gossamer.config import Run, resolve, unused
-from gossamer.errors import InputError
 from gossamer.report.view import TRAINING, Row, View, state_of
 from gossamer.runfolder import SUMMARY, RunFolder, check_folder, make_folder, remove_if_empty, write_json
 from gossamer.virtual.simulation import Point, Result, WorkerPoint, plain, simulate
@@ -26,17 +25,15 @@ from gossamer.virtual.simulation import Point, Result, WorkerPoint, plain, simul
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     add_run_options(parser)
-    parser.add_argument("--out", metavar="DIR", help="keep the run in this folder: config, metrics, weights, summary")
+    add_out_option(parser)
     add_follow_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
-    if parsed.out == "":
-        raise InputError("--out is empty: expected the name of a folder, which will be made")
+    folder = out_folder(parsed)
     runs = resolve(given(parsed))
     command = shown_command(arguments)
-    folder = Path(parsed.out) if parsed.out is not None else None
     places = _places(folder, runs)
     if not parsed.json and runs[0].topology.note:
         print(f"note: {runs[0].topology.note}", file=sys.stderr)

@@ -13,7 +13,7 @@ from gossamer.cli.auto import settled
 from gossamer.cli.closing import show_comparison
 from gossamer.cli.following import Followers, add_follow_options
 from gossamer.cli.live import LiveView
-from gossamer.cli.options import add_run_options, given, read_config, shown_command
+from gossamer.cli.options import add_out_option, add_run_options, given, out_folder, read_config, shown_command
 from gossamer.cli.output import counted, duration, print_json
 from gossamer.errors import InputError
 from gossamer.process.place import Place, started_place
@@ -59,19 +59,18 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--resume", metavar="RUN", help="go on with the run in this folder, or from this checkpoint")
     parser.add_argument("--restart", action="store_true", help="start workers again that die, those started here")
-    parser.add_argument("--out", metavar="DIR", help="keep the run in this folder: config, metrics, weights, summary")
+    add_out_option(parser)
     add_follow_options(parser)
     parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
-    if parsed.out == "":
-        raise InputError("--out is empty: expected the name of a folder, which will be made")
+    folder = out_folder(parsed)
     place = started_place()
     if place is None:
         warm_up()
     command = shown_command(arguments)
-    asked = _resumed(parsed, place) if parsed.resume is not None else _new(parsed, place)
+    asked = _resumed(parsed, place) if parsed.resume is not None else _new(parsed, folder, place)
     if place is not None and place.rank != 0:
         for order in asked.orders:
             take_part(order, order.run(), place, lambda view, news: None, lambda point, workers: None)
@@ -109,8 +108,7 @@ class _Asked:
     """Of the run that is resumed."""
 
 
-def _new(parsed: argparse.Namespace, place: Place | None) -> _Asked:
-    folder = Path(parsed.out) if parsed.out is not None else None
+def _new(parsed: argparse.Namespace, folder: Path | None, place: Place | None) -> _Asked:
     every = _every(parsed, 0)
     if every and folder is None:
         raise InputError("--checkpoint-every needs a folder to keep checkpoints in: give one with --out")

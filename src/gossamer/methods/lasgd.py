@@ -55,5 +55,6 @@ class LASGD(Method):
             merges = int(worker.scalars.get("merges", 0))
             mean = yield Mean(sent, round=merges, topic="model")
             for x, m, s in pieces(worker.x, mean, sent):
-                x.add_(m).sub_(s)
+                # The difference first: where it is zero, as for a worker alone, x keeps every bit.
+                x.sub_(s.sub_(m))
             worker.scalars["merges"] = merges + 1

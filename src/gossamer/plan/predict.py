@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -153,8 +152,3 @@ def ddp_step_s(scene: Scene) -> float:
     timing = scene.times.mean(scene.everybody(), scene.size_bytes).after(scene.usual_s)
     compute = float(scene.compute.max(axis=-1).mean())
     return compute + max(0.0, timing.seconds - scene.machines.compute.typical_backward_s)
-
-
-def fewer_runs(scene: Scene) -> Scene:
-    """The same scene with one run: for a curve of many points."""
-    return dataclasses.replace(scene, num_runs=1)

@@ -266,7 +266,7 @@ class Membership:
         lanes = self._lanes
         if key not in lanes:
             name = f"{self.key}/{key}"
-            self._gather(name, generation, present)
+            self._await_ready(name, generation, present)
             store = self.groups.point.store(BUILD_S, lambda: self._hopeless(generation, present))
             place = present.index(self.groups.rank)
             if on_gpu:
@@ -282,7 +282,7 @@ class Membership:
         """Whether some of those who are waited for are not going to come."""
         return self.wanted > generation or self.groups.stopped() or any(map(self._gone, awaited))
 
-    def _gather(self, name: str, generation: int, present: list[int]) -> None:
+    def _await_ready(self, name: str, generation: int, present: list[int]) -> None:
         """Wait until all are ready to build: gloo itself cannot be told that somebody is not going to come."""
         point, began, late = self.groups.point, time.monotonic(), present
         looked = began

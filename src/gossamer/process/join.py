@@ -1,4 +1,4 @@
-"""``gossamer.join``: the three lines in a user's loop."""
+"""From the names that a user gives to a swarm."""
 
 from __future__ import annotations
 
@@ -28,27 +28,7 @@ def join(
     transport: str = "gloo",
     **settings: Any,
 ) -> Swarm:
-    """Train ``model`` together with the other workers of this job, started with torchrun as any PyTorch job.
-
-    The loop stays as it was, ``optimizer.step()`` included::
-
-        swarm = gossamer.join(model, optimizer, method="a2cid2", topology="ring")
-        for x, y in loader:
-            loss_fn(model(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        swarm.finish()             # identical, averaged weights everywhere
-
-    method, topology
-        Names as in ``gossamer methods`` and ``gossamer topology``; a topology may also be a networkx graph.
-    seed
-        The same on all workers.
-    transport
-        What carries averages over more than two workers: ``gloo``, through host memory, or ``nccl``, from GPU to GPU,
-        where each worker has one to itself. Exchanges in pairs always go through host memory.
-    settings
-        Options of the method by name, such as ``rate=2``.
-    """
+    """What the public ``gossamer.join`` does for a method that is named; its docstring has the parameters."""
     if transport not in TRANSPORTS:
         raise unknown("transport", transport, TRANSPORTS)
     place = find_place()

@@ -27,9 +27,7 @@ def make_group(store: dist.Store, name: str, rank: int, size: int) -> Any:
     """A group of ``size`` members that meet under ``name``."""
     # By default torch ends the whole process when a peer is gone. We rebuild the group.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
-    options = dist.ProcessGroupNCCL.Options()
-    options.is_high_priority_stream = False
-    return dist.ProcessGroupNCCL(dist.PrefixStore(name, store), rank, size, options)
+    return dist.ProcessGroupNCCL(dist.PrefixStore(name, store), rank, size, dist.ProcessGroupNCCL.Options())
 
 
 def is_nccl(group: Any) -> bool:

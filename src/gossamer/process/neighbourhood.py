@@ -35,7 +35,6 @@ class Neighbourhood:
         self._answered: dict[int, str] = {}
         self._building: dict[int, threading.Thread] = {}
         self._closed = False
-        self.news: list[str] = []
         self.lost = 0
         for peer in neighbours:
             self._wish(peer)
@@ -116,5 +115,4 @@ class Neighbourhood:
     def _gone(self, edge: Edge) -> None:
         self.lost += 1
         if not self._closed:
-            self.news.append(f"lost worker {edge.peer}")
             self._wish(edge.peer)

@@ -114,7 +114,7 @@ class Swarm:
 
     @property
     def news(self) -> list[str]:
-        """What happened so far, one line each: peers lost, groups rebuilt, weights taken over."""
+        """What happened so far, one line each: groups rebuilt, messages refused, weights taken over."""
         return self.state.news
 
     # Meeting the others
