@@ -1,6 +1,7 @@
 """Run the fault suite several times, spread over several pytest processes: its tests sleep most of the time.
 
-Needs nothing beyond pytest. Prints a line per run, stops at the first that fails, and keeps its output.
+Needs nothing beyond pytest. Prints a line per run, stops at the first that fails (unless told to go on), and keeps its
+output.
 """
 
 from __future__ import annotations
@@ -52,13 +53,13 @@ def collect(settings: Path, folder: Path, chosen: str) -> list[str]:
     return re.findall(r"^\S+::\S+$", log.read_text(), re.MULTILINE)
 
 
-def run_once(settings: Path, folder: Path, tests: list[str], at_once: int, within_s: float) -> list[Path]:
+def run_once(settings: Path, folder: Path, tests: list[str], at_once: int, within_s: float, whole: bool) -> list[Path]:
     """Run all tests, so many at once; returns the outputs of those processes that failed."""
     shards = [tests[first::at_once] for first in range(min(at_once, len(tests)))]
     logs = [folder / f"part-{number}.log" for number in range(len(shards))]
 
     def run(log: Path, shard: list[str]) -> bool:
-        return pytest(settings, log, ["-x", "-v", "--durations=3", *shard], within_s) == 0
+        return pytest(settings, log, [*([] if whole else ["-x"]), "-v", "--durations=3", *shard], within_s) == 0
 
     with ThreadPoolExecutor(len(shards)) as executor:
         passed = list(executor.map(run, logs, shards))
@@ -71,6 +72,7 @@ def main() -> int:
     parser.add_argument("--at-once", type=int, default=6, help="pytest processes side by side (6)")
     parser.add_argument("--tests", default="", help="only those that pytest -k would choose by this")
     parser.add_argument("--within-s", type=float, default=1200.0, help="a run that takes longer has failed (1200)")
+    parser.add_argument("--keep-going", action="store_true", help="also after a run that failed")
     parser.add_argument("--output", type=Path, help="where outputs go (a new temporary folder)")
     chosen = parser.parse_args()
     folder = chosen.output or Path(tempfile.mkdtemp(prefix="gossamer-faults-"))
@@ -78,20 +80,22 @@ def main() -> int:
     settings = folder / "pytest.ini"
     settings.write_text(SETTINGS)
     tests = collect(settings, folder, chosen.tests)
-    began = time.monotonic()
+    began, failures = time.monotonic(), 0
     for run in range(1, chosen.runs + 1):
         started = time.monotonic()
-        failed = run_once(settings, folder, tests, chosen.at_once, chosen.within_s)
+        failed = run_once(settings, folder, tests, chosen.at_once, chosen.within_s, whole=chosen.keep_going)
+        failures += bool(failed)
         took = f"{len(tests)} tests in {time.monotonic() - started:.0f} s"
         print(f"run {run} of {chosen.runs}: {'failed' if failed else 'passed'}, {took}", flush=True)
         for log in failed:
             text = log.read_text(errors="replace").splitlines()
             print("\n".join(line for line in text if not line.startswith(("[W", "[E", "frame #")))[-20_000:])
             print(f"all of it: {log}")
-        if failed:
+        if failed and not chosen.keep_going:
             return 1
-    print(f"{chosen.runs} runs of {len(tests)} tests passed in {time.monotonic() - began:.0f} s, outputs in {folder}")
-    return 0
+    passed = f"{chosen.runs - failures} of {chosen.runs} runs of {len(tests)} tests passed"
+    print(f"{passed} in {time.monotonic() - began:.0f} s, outputs in {folder}")
+    return 1 if failures else 0
 
 
 if __name__ == "__main__":

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.process.edge import Edge
+from gossamer.process.gloo import Trade
 from gossamer.process.groups import Membership
 from gossamer.process.join import join
 
@@ -90,23 +90,13 @@ class _Dying:
     def __init__(self, order: dict[str, Any], rank: int) -> None:
         self.step = 0
         victim, self._at = order.get("dies", (None, 0))
-        self._trading = threading.local()
         if victim == rank and "revived" not in os.environ:
-            Edge.swap = self._while_trading(Edge.swap)  # type: ignore[method-assign]
-            Edge._finish = self._death_before(Edge._finish)  # type: ignore[method-assign]
-            Membership._wait = self._while_trading(self._death_before(Membership._wait))  # type: ignore[method-assign]
-
-    def _while_trading(self, trade: Callable[..., None]) -> Callable[..., None]:
-        def trade_or_die(*args: Any) -> None:
-            self._trading.now = True
-            trade(*args)
-            self._trading.now = False
-
-        return trade_or_die
+            Trade.wait = self._death_before(Trade.wait)  # type: ignore[method-assign]
+            Membership._wait = self._death_before(Membership._wait)  # type: ignore[method-assign]
 
     def _death_before(self, wait: Callable[..., None]) -> Callable[..., None]:
         def wait_or_die(*args: Any) -> None:
-            if self.step >= self._at and getattr(self._trading, "now", False):
+            if self.step >= self._at:
                 os.kill(os.getpid(), signal.SIGKILL)
             wait(*args)
 

@@ -25,10 +25,11 @@ class Aside:
         self._calls.put((call, answer))
         return answer
 
-    def close(self, within_s: float = 0.0) -> None:
-        """Nothing more is submitted; waits so long for what was."""
+    def close(self, within_s: float = 0.0) -> bool:
+        """Nothing more is submitted; waits so long for what was, and says whether that is over."""
         self._calls.put(None)
         self._thread.join(within_s)
+        return not self._thread.is_alive()
 
     def _serve(self) -> None:
         while (item := self._calls.get()) is not None:

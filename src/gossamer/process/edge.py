@@ -7,20 +7,18 @@ peer's messages; they are four whole numbers each, and nothing that arrives is e
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from gossamer.process.gloo import sever
+from gossamer.process.gloo import Trade, sever
 
-MESSAGE, VECTOR = 1, 2
-"""Tags of the two kinds of traffic."""
+MESSAGE = 1
+"""The tag of messages; vectors have others."""
 
 WORDS = 4
 AHEAD = 4
@@ -59,16 +57,13 @@ class Edge:
     def tell(self, *words: int, within_s: float) -> None:
         """Send a small message."""
         message = torch.tensor(words + (0,) * (WORDS - len(words)), dtype=torch.int64)
-        self._guard(lambda: self._group.send([message], self._other, MESSAGE), within_s)
+        within = timedelta(seconds=max(within_s, 0.001))
+        with self._sending:
+            self._guard(lambda: self._group.send([message], self._other, MESSAGE).wait(within))
 
     def swap(self, sent: Tensor, received: Tensor, within_s: float) -> None:
-        """Send one vector and receive another of the same length. The receive is posted first: sends that go first
-        halve the bandwidth of a slow link."""
-        until = time.monotonic() + within_s
-        incoming = self._begin(lambda: self._group.recv([received], self._other, VECTOR))
-        outgoing = self._begin(lambda: self._group.send([sent], self._other, VECTOR))
-        for work in (outgoing, incoming):
-            self._finish(work, until - time.monotonic())
+        """Send one vector and receive another of the same length."""
+        self._guard(lambda: Trade(self._group, sent, received).wait(within_s))
         self.num_swaps += 1
 
     def close(self) -> None:
@@ -92,20 +87,9 @@ class Edge:
             pass
         self.drop()
 
-    def _guard(self, start: Callable[[], dist.Work], within_s: float) -> None:
-        with self._sending:
-            self._finish(self._begin(start), within_s)
-
-    def _begin(self, start: Callable[[], dist.Work]) -> dist.Work:
+    def _guard(self, communicate: Callable[[], object]) -> None:
         try:
-            return start()
-        except RuntimeError as error:
-            self.drop()
-            raise Lost(f"worker {self.peer}: {error}") from None
-
-    def _finish(self, work: dist.Work, within_s: float) -> None:
-        try:
-            work.wait(timedelta(seconds=max(within_s, 0.001)))
+            communicate()
         except RuntimeError as error:
             self.drop()
             raise Lost(f"worker {self.peer}: {error}") from None

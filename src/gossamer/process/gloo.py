@@ -5,8 +5,12 @@ Everything here that torch keeps private is in this file.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import os
+import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import lru_cache
@@ -14,11 +18,22 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
 from gossamer.process.priority import give_way
 
-_NEVER_SENT = 9
-"""A tag under which nothing is ever sent."""
+_VECTOR, _END, _THANKS, _NEVER_SENT = 2, 3, 4, 9
+"""Tags: of vectors that are traded, of what follows them, and one under which nothing is ever sent."""
+
+_FOR_EVER = timedelta(days=1)
+"""For gloo itself: how long is waited is for us to say."""
+
+_LOOK_S = 0.1
+_LAST_WORDS_S = 0.5
+"""So long after a group was severed its thread has noticed, or never will."""
+
+_stuck: list[tuple[Any, dist.Work]] = []
+"""Groups whose thread has not noticed that they were severed: whoever destroyed one would wait for it."""
 
 
 @lru_cache(maxsize=2)
@@ -48,7 +63,71 @@ def _make_group(store: dist.Store, name: str, rank: int, size: int, timeout_s: f
     options._devices = [_device(beside)]
     options._threads = 1
     options._timeout = timedelta(seconds=timeout_s)
-    return dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, options)
+    group = dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, options)
+    # Building is over; from now on members may be as late as they like.
+    group._set_default_timeout(_FOR_EVER)
+    return group
+
+
+class Trade:
+    """Two members, alone in a group, send each other a vector.
+
+    When a connection breaks gloo tells those who wait for a message that has not begun. Whoever waits for one that is
+    half through is not told, and waits until its time is up. So a short message goes behind each vector, and another
+    back when that has come: these are waited for, and when they are there so are the vectors.
+    """
+
+    def __init__(self, group: Any, sent: Tensor, received: Tensor) -> None:
+        self._group, self._other = group, 1 - group.rank()
+        self._words = torch.zeros(4)
+        end, thanks, *_ = self._words.split(1)
+        # Receives go first: sends that do halve the bandwidth of a slow link.
+        self._vector_in = group.recv([received], self._other, _VECTOR)
+        self._end_in = group.recv([end], self._other, _END)
+        self._thanks_in = group.recv([thanks], self._other, _THANKS)
+        self._vector_out = group.send([sent], self._other, _VECTOR)
+        self._end_out = group.send([self._words[2:3]], self._other, _END)
+
+    def wait(self, within_s: float) -> None:
+        """Raises RuntimeError if it fails, or takes longer; the connection is closed then."""
+        until = time.monotonic() + within_s
+
+        def finish(work: dist.Work) -> None:
+            work.wait(timedelta(seconds=max(until - time.monotonic(), 0.001)))
+
+        finish(self._end_in)
+        finish(self._vector_in)
+        thanks_out = self._group.send([self._words[3:]], self._other, _THANKS)
+        finish(self._thanks_in)
+        for work in (self._vector_out, self._end_out, thanks_out):
+            finish(work)
+
+
+def wait(group: Any, work: dist.Work, within_s: float, severed: threading.Event) -> None:
+    """Wait for a collective operation of ``group``. Raises RuntimeError if it fails or takes longer, and soon after
+    ``group`` was severed even if gloo does not notice (see ``Trade``)."""
+    over = threading.Event()
+    work.get_future().add_done_callback(lambda _: over.set())
+    until = time.monotonic() + within_s
+    while not over.wait(_LOOK_S):
+        if severed.is_set() and not over.wait(_LAST_WORDS_S):
+            _stuck[:] = [(group, work), *((kept, under_way) for kept, under_way in _stuck if not _over(under_way))]
+            raise RuntimeError("the group was severed")
+        if time.monotonic() > until:
+            raise RuntimeError(f"not done in {within_s:.0f} s")
+    work.wait()
+
+
+def _over(work: dist.Work) -> bool:
+    return bool(work.is_completed())
+
+
+@atexit.register
+def _abandon() -> None:
+    """Keep the interpreter from destroying groups that are stuck when it ends."""
+    for group, work in _stuck:
+        if not _over(work):
+            ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
 def sever(group: Any) -> None:

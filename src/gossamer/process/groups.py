@@ -30,6 +30,9 @@ POLL_S = 0.02
 BUILD_S = 5.0
 """How long it may take to build a process group whose members are all ready."""
 
+LATE_S = 60.0
+"""Whoever is alive is waited for at least so long; later the average is begun again when all are there."""
+
 ALIGN_S = 60.0
 """How long it may take to send a state."""
 
@@ -46,6 +49,8 @@ FOREGROUND, BACKGROUND, COURIER = "foreground", "background", "courier"
 """Threads that communicate: the training's, the method's background part, and the one for what was started."""
 
 HEADER_LIMIT = 1 << 24
+
+Communications = list[dist.Work | gloo.Trade]
 
 
 class Void(Exception):
@@ -89,12 +94,14 @@ class Membership:
         self.generation = -1
         self.wanted = 0
         self.present: list[int] = []
-        self.deadline = Deadline(first_s=300.0, least_s=10.0)
+        self.deadline = Deadline(first_s=300.0, least_s=LATE_S)
         self.given_up: Callable[[], bool] = lambda: False
         """Whether there is no point in waiting for the others any more."""
         self.took_part: dict[str, tuple[tuple[int, ...], float]] = {}
         """Of each thread's newest communication: with whom it was, and when it began."""
         self._lanes: dict[str, Any] = {}
+        self._severed = threading.Event()
+        """Whether their connections were closed."""
         self._began: dict[str, float] = {}
         self._lock = threading.RLock()
 
@@ -107,7 +114,7 @@ class Membership:
     def run(
         self,
         lane: str,
-        communicate: Callable[[Any], list[dist.Work]],
+        communicate: Callable[[Any], Communications],
         among: tuple[int, ...] | None = None,
         begun: int | None = None,
         on_gpu: bool = False,
@@ -131,11 +138,13 @@ class Membership:
                     self.regroup(lane)
                 generation = self.generation
                 present = [rank for rank in self.present if among is None or rank in among]
+                severed = self._severed
             if len(present) == 1:
                 return present
             self._began[lane] = began = time.monotonic()
             try:
-                self._wait(communicate(self._lane(lane, generation, present, on_gpu)))
+                group = self._lane(lane, generation, present, on_gpu)
+                self._wait(group, communicate(group), severed)
             except RuntimeError:
                 with self._lock:
                     if self.generation == generation:
@@ -152,9 +161,9 @@ class Membership:
             self.took_part[lane] = tuple(present), began
             return present
 
-    def _wait(self, works: list[dist.Work]) -> None:
+    def _wait(self, group: Any, works: Communications, severed: threading.Event) -> None:
         for work in works:
-            work.wait(timedelta(seconds=self.deadline.seconds))
+            _finish(group, work, self.deadline.seconds, severed)
 
     def want(self, generation: int) -> None:
         """Ask everybody for this generation, or a later one that is asked for already."""
@@ -222,7 +231,7 @@ class Membership:
             except RuntimeError:
                 self.want(generation + 1)
         # What an exchange usually takes has changed with who is there.
-        self.deadline = Deadline(first_s=self.deadline.seconds, least_s=10.0)
+        self.deadline = Deadline(first_s=self.deadline.seconds, least_s=LATE_S)
         if not self.aligned or generation == 0:
             return
         if len(present) == 1:
@@ -304,6 +313,8 @@ class Membership:
     def let_go(self) -> None:
         """Close all connections: whoever waits at their other ends, or here, notices."""
         lanes, self._lanes = self._lanes, {}
+        severed, self._severed = self._severed, threading.Event()
+        severed.set()
         for group in lanes.values():
             _sever(group)
 
@@ -312,7 +323,8 @@ class Membership:
         state = self.groups.state
         mine = torch.tensor([state.position(lane)])
         positions = [torch.zeros_like(mine) for _ in self.present]
-        group.allgather([positions], [mine]).wait(timedelta(seconds=ALIGN_S))
+        severed = self._severed
+        _finish(group, group.allgather([positions], [mine]), ALIGN_S, severed)
         steps = [int(position) for position in positions]
         ahead = max(steps)
         if self.generation > 0:
@@ -320,15 +332,16 @@ class Membership:
         source = steps.index(ahead)
         if min(steps) < ahead or ahead < 0:
             # Where all are new the first leads.
-            self._level(group, source, int(mine) < ahead or (ahead < 0 and group.rank() != source))
+            behind = int(mine) < ahead or (ahead < 0 and group.rank() != source)
+            self._level(group, source, behind, severed)
 
-    def _level(self, group: Any, source: int, behind: bool) -> None:
+    def _level(self, group: Any, source: int, behind: bool, severed: threading.Event) -> None:
         """Send the state of the member at ``source`` to those that are behind."""
 
         def broadcast(tensor: Tensor) -> Tensor:
             options = dist.BroadcastOptions()
             options.rootRank, options.rootTensor = source, 0
-            group.broadcast([tensor], options).wait(timedelta(seconds=ALIGN_S))
+            _finish(group, group.broadcast([tensor], options), ALIGN_S, severed)
             return tensor
 
         leads = group.rank() == source
@@ -345,6 +358,15 @@ class Membership:
             tensors[name] = broadcast(tensors[name] if leads else torch.empty(shape, dtype=getattr(torch, dtype)))
         if behind:
             self.groups.state.take(tensors, described["facts"])
+
+
+def _finish(group: Any, work: dist.Work | gloo.Trade, within_s: float, severed: threading.Event) -> None:
+    if isinstance(work, gloo.Trade):
+        work.wait(within_s)
+    elif nccl.is_nccl(group):
+        work.wait(timedelta(seconds=within_s))
+    else:
+        gloo.wait(group, work, within_s, severed)
 
 
 def _sever(group: Any) -> None:
@@ -406,13 +428,12 @@ class Groups:
 
         traded = False
 
-        def communicate(group: Any) -> list[dist.Work]:
+        def communicate(group: Any) -> Communications:
             nonlocal traded
             traded = group.size() == 2 and not vector.is_cuda
             if traded:
-                # Two need no algorithm: they trade their vectors, which takes a third less time. Receives go first.
-                other = 1 - group.rank()
-                return [group.recv([mean], other, 0), group.send([vector], other, 0)]
+                # Two need no algorithm: they trade their vectors, which takes a third less time.
+                return [gloo.Trade(group, vector, mean)]
             mean.copy_(vector)
             return [group.allreduce([mean], dist.AllreduceOptions())]
 
@@ -429,7 +450,7 @@ class Groups:
         """Everybody's tensors, in rank order."""
         collected: list[list[Tensor]] = []
 
-        def communicate(group: Any) -> list[dist.Work]:
+        def communicate(group: Any) -> Communications:
             collected[:] = [[torch.empty_like(tensor) for _ in range(group.size())] for tensor in tensors]
             return [group.allgather([out], [tensor]) for out, tensor in zip(collected, tensors, strict=True)]
 

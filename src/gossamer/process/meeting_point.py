@@ -97,8 +97,9 @@ class _Line:
         except TimeoutError:
             raise RuntimeError(f"the store did not answer in {ANSWER_S} s") from None
 
-    def close(self, within_s: float = 0.0) -> None:
-        self._aside.close(within_s)
+    def close(self, within_s: float = 0.0) -> bool:
+        """Whether its thread has ended."""
+        return self._aside.close(within_s)
 
 
 class MeetingPoint:
@@ -121,6 +122,8 @@ class MeetingPoint:
         self._line: _Line | None = _Line(lambda: first)
         self._knock: tuple[Address, _Line] | None = None
         self._knocks = 0
+        self._given_up: list[_Line] = []
+        """Lines that have no use any more, and whose threads may not have ended."""
 
     def host_own(self, host: str) -> Address:
         """Start a store in this process; returns its address."""
@@ -173,9 +176,10 @@ class MeetingPoint:
         """Let go of the stores, our own included."""
         with self._lock:
             self._closed = True
-            for line in (self._line, self._knock and self._knock[1]):
-                if line is not None:
-                    line.close(CONNECT_S)
+            self._give_up(self._line, self._knock and self._knock[1])
+            until = time.monotonic() + CONNECT_S
+            for line in self._given_up:
+                line.close(max(until - time.monotonic(), 0.0))
             self._line, self._knock, self._hosted = None, None, []
 
     def _addresses(self) -> list[Address]:
@@ -202,7 +206,8 @@ class MeetingPoint:
         except (RuntimeError, TimeoutError):
             return False
         finally:
-            line.close()
+            with self._lock:
+                self._give_up(line)
         return True
 
     def seek_earlier(self) -> None:
@@ -222,7 +227,7 @@ class MeetingPoint:
                 return
             self._knock = None
             if line.connected.exception() is not None:
-                line.close()
+                self._give_up(line)
                 return
             self._hang_up()
             self._line, self._at = line, address
@@ -237,7 +242,7 @@ class MeetingPoint:
             try:
                 line.connected.result(CONNECT_S)
             except (RuntimeError, TimeoutError):
-                line.close()
+                self._give_up(line)
                 continue
             self._line, self._at = line, address
             self._tell()
@@ -246,9 +251,11 @@ class MeetingPoint:
         return None
 
     def _hang_up(self) -> None:
-        if self._line is not None:
-            self._line.close()
-            self._line = None
+        self._give_up(self._line)
+        self._line = None
+
+    def _give_up(self, *lines: _Line | None) -> None:
+        self._given_up = [line for line in (*self._given_up, *lines) if line is not None and not line.close()]
 
     def _tell(self) -> None:
         for call in self.moved:

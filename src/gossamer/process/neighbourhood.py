@@ -16,6 +16,7 @@ from gossamer.process.gloo import make_group
 from gossamer.process.meeting_point import MeetingPoint
 
 BUILD_S = 5.0
+CLOSE_S = 2.0
 
 
 class Neighbourhood:
@@ -77,7 +78,7 @@ class Neighbourhood:
         with self._lock:
             under_way = list(self._building.values())
         for building in under_way:
-            building.join(BUILD_S)
+            building.join(BUILD_S + CLOSE_S)
 
     def _wish(self, peer: int) -> None:
         if peer < self.rank:
