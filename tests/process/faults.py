@@ -24,6 +24,14 @@ LONG = {"width": 50_000, "lr": 0.001}
 """A model whose exchange takes a while: 4 MB."""
 
 
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Each test as often as is asked for."""
+    runs = int(os.environ.get("FAULT_RUNS", "1"))
+    if runs > 1:
+        metafunc.fixturenames.append("run")
+        metafunc.parametrize("run", range(1, runs + 1))
+
+
 def good(ends: list[Report]) -> None:
     assert all(end["weights"] == ends[0]["weights"] for end in ends)
     assert ends[0]["accuracy"] > 0.95

@@ -1,7 +1,7 @@
 """Run the fault suite several times, spread over several pytest processes: its tests sleep most of the time.
 
-Needs nothing beyond pytest. Prints a line per run, stops at the first that fails (unless told to go on), and keeps its
-output.
+Needs nothing beyond pytest. The first test of a process waits for torch to be loaded, so several runs go into one.
+Stops after runs that fail (unless told to go on), and keeps their output.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SUITE = HERE / "faults.py"
 # Not the project's own settings: they are for a pytest with all plugins.
+RUNS_AT_A_TIME = 10
 SETTINGS = "[pytest]\nfilterwarnings = error\nxfail_strict = true\n"
 
 
-def pytest(settings: Path, log: Path, arguments: list[str], within_s: float) -> int:
+def pytest(settings: Path, log: Path, arguments: list[str], within_s: float, runs: int) -> int:
     """Run pytest with its output in ``log``; no process of it is left when this returns."""
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "FAULT_RUNS": str(runs)}
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), environment.get("PYTHONPATH", "")]))
     command = [sys.executable, "-m", "pytest", "-c", str(settings), f"--rootdir={ROOT}", "-p", "no:cacheprovider"]
     with log.open("wb") as out:
@@ -46,20 +47,21 @@ def pytest(settings: Path, log: Path, arguments: list[str], within_s: float) -> 
             process.wait()
 
 
-def collect(settings: Path, folder: Path, chosen: str) -> list[str]:
+def collect(settings: Path, folder: Path, chosen: str, runs: int) -> list[str]:
     log = folder / "collected"
-    if pytest(settings, log, ["--collect-only", "-q", "-k", chosen, str(SUITE)], 120):
+    if pytest(settings, log, ["--collect-only", "-q", "-k", chosen, str(SUITE)], 120, runs):
         sys.exit(log.read_text())
     return re.findall(r"^\S+::\S+$", log.read_text(), re.MULTILINE)
 
 
-def run_once(settings: Path, folder: Path, tests: list[str], at_once: int, within_s: float, whole: bool) -> list[Path]:
+def run_tests(settings: Path, folder: Path, tests: list[str], chosen: argparse.Namespace, runs: int) -> list[Path]:
     """Run all tests, so many at once; returns the outputs of those processes that failed."""
-    shards = [tests[first::at_once] for first in range(min(at_once, len(tests)))]
+    shards = [tests[first :: chosen.at_once] for first in range(min(chosen.at_once, len(tests)))]
     logs = [folder / f"part-{number}.log" for number in range(len(shards))]
 
     def run(log: Path, shard: list[str]) -> bool:
-        return pytest(settings, log, [*([] if whole else ["-x"]), "-v", "--durations=3", *shard], within_s) == 0
+        stop = [] if chosen.keep_going else ["-x"]
+        return pytest(settings, log, [*stop, "-v", "--durations=3", *shard], runs * chosen.within_s, runs) == 0
 
     with ThreadPoolExecutor(len(shards)) as executor:
         passed = list(executor.map(run, logs, shards))
@@ -71,7 +73,9 @@ def main() -> int:
     parser.add_argument("--runs", type=int, default=1, help="how often (1)")
     parser.add_argument("--at-once", type=int, default=6, help="pytest processes side by side (6)")
     parser.add_argument("--tests", default="", help="only those that pytest -k would choose by this")
-    parser.add_argument("--within-s", type=float, default=1200.0, help="a run that takes longer has failed (1200)")
+    parser.add_argument(
+        "--within-s", type=float, default=1200.0, help="of a run, on average: what takes longer has failed (1200)"
+    )
     parser.add_argument("--keep-going", action="store_true", help="also after a run that failed")
     parser.add_argument("--output", type=Path, help="where outputs go (a new temporary folder)")
     chosen = parser.parse_args()
@@ -79,22 +83,21 @@ def main() -> int:
     folder.mkdir(parents=True, exist_ok=True)
     settings = folder / "pytest.ini"
     settings.write_text(SETTINGS)
-    tests = collect(settings, folder, chosen.tests)
     began, failures = time.monotonic(), 0
-    for run in range(1, chosen.runs + 1):
-        started = time.monotonic()
-        failed = run_once(settings, folder, tests, chosen.at_once, chosen.within_s, whole=chosen.keep_going)
-        failures += bool(failed)
-        took = f"{len(tests)} tests in {time.monotonic() - started:.0f} s"
-        print(f"run {run} of {chosen.runs}: {'failed' if failed else 'passed'}, {took}", flush=True)
+    for first in range(0, chosen.runs, RUNS_AT_A_TIME):
+        runs = min(RUNS_AT_A_TIME, chosen.runs - first)
+        tests = collect(settings, folder, chosen.tests, runs)
+        failed = run_tests(settings, folder, tests, chosen, runs)
         for log in failed:
             text = log.read_text(errors="replace").splitlines()
             print("\n".join(line for line in text if not line.startswith(("[W", "[E", "frame #")))[-20_000:])
             print(f"all of it: {log}")
+        failures += len(failed)
+        done = f"runs {first + 1} to {first + runs} of {chosen.runs}, {len(tests)} tests"
+        print(f"{done}: {'failed' if failed else 'passed'}, {time.monotonic() - began:.0f} s so far", flush=True)
         if failed and not chosen.keep_going:
-            return 1
-    passed = f"{chosen.runs - failures} of {chosen.runs} runs of {len(tests)} tests passed"
-    print(f"{passed} in {time.monotonic() - began:.0f} s, outputs in {folder}")
+            break
+    print(f"outputs in {folder}")
     return 1 if failures else 0
 
 

@@ -72,12 +72,17 @@ class A2CiD2(Method):
 
     def advance(self, worker: Worker) -> None:
         """Let the momentum act up to now."""
-        c = self.flowed(worker)
-        worker.scalars["advanced_to"] = worker.time
+        c = self.flow(worker)
         if c > 0.0:
             for x, z in pieces(worker.x, worker.vector("z")):
                 x.add_(z, alpha=c)
                 z.mul_(1.0 - 2.0 * c)
+
+    def flow(self, worker: Worker) -> float:
+        """Begin to count anew; returns what ``flowed``."""
+        c = self.flowed(worker)
+        worker.scalars["advanced_to"] = worker.time
+        return c
 
     def point(self, worker: Worker, out: Tensor) -> None:
         c = self.flowed(worker)
@@ -102,8 +107,14 @@ class A2CiD2(Method):
             if c > 0.0:
                 sent.add_(worker.vector("z"), alpha=c)
             received = yield Swap(sent, peer)
-            self.advance(worker)
-            if received is not None:
-                for x, z, s, r in pieces(worker.x, worker.vector("z"), sent, received):
-                    x.add_(s, alpha=-0.5).add_(r, alpha=0.5)
-                    z.add_(s, alpha=-beyond).add_(r, alpha=beyond)
+            if received is None:
+                self.advance(worker)
+                continue
+            c = self.flow(worker)
+            # One pass over memory for what happened until now and for the exchange.
+            for x, z, s, r in pieces(worker.x, worker.vector("z"), sent, received):
+                if c > 0.0:
+                    x.add_(z, alpha=c)
+                    z.mul_(1.0 - 2.0 * c)
+                x.add_(s, alpha=-0.5).add_(r, alpha=0.5)
+                z.add_(s, alpha=-beyond).add_(r, alpha=beyond)

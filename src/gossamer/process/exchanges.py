@@ -112,7 +112,7 @@ class Exchanges:
         self.diary.exchanged(pair, began, sent.numel() * sent.element_size(), name)
         if agreement.taken_from:
             return None
-        ours, theirs = (float(torch.linalg.vector_norm(vector)) for vector in (sent, received))
+        ours, theirs, apart = _compare(sent, received)
         sick = not ours < float("inf")
         if absurd(theirs, ours) and not (sick and theirs < float("inf")):
             self.counts.refused += 1
@@ -129,7 +129,7 @@ class Exchanges:
             self._adopt(received, buffers, swap.peer, sick)
             return None
         self.counts.exchanges += 1
-        self.counts.consensus = _distance(sent, received) / 2**0.5
+        self.counts.consensus = apart / 2**0.5
         return self.staging.to_device(received)
 
     def _swap_buffers(self, edge: Edge) -> Tensor:
@@ -172,6 +172,11 @@ def absurd(length: float, beside: float) -> bool:
     return not length <= ABSURD * (beside + 1.0)
 
 
-def _distance(one: Tensor, other: Tensor) -> float:
-    """‖one − other‖."""
-    return float(sum(float(torch.linalg.vector_norm(a - b)) ** 2 for a, b in pieces(one, other))) ** 0.5
+def _compare(one: Tensor, other: Tensor) -> tuple[float, float, float]:
+    """‖one‖, ‖other‖ and ‖one − other‖, in one pass over memory."""
+    squares = [0.0, 0.0, 0.0]
+    for a, b in pieces(one, other):
+        for k, part in enumerate((a, b, a - b)):
+            squares[k] += float(torch.linalg.vector_norm(part)) ** 2
+    length, other_length, distance = (square**0.5 for square in squares)
+    return length, other_length, distance
