@@ -249,7 +249,7 @@ def accuracy(order: Order) -> dict[str, Any]:
             reached = {"seconds": seconds, "steps": at}
             break
     dist.barrier()
-    return {"reached": reached, "best": best}
+    return {"reached": reached, "best": best, "steps": step}
 
 
 def memory(order: Order) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -45,9 +46,9 @@ class RealWorker:
 
     def end(self) -> None:
         """No process is left when this returns."""
-        if self.process.is_alive():
+        with contextlib.suppress(ProcessLookupError):
             self.signal(signal.SIGCONT)
-            self.process.kill()
+        self.process.kill()
         self.process.join()
         self._incoming.close()
 

@@ -40,7 +40,7 @@ LOOK_S = 0.3
 """How often a worker that waits for others to be ready looks whether they are still there."""
 
 STUCK_S = 1.0
-"""After so long in one communication a worker looks whether the others are alive."""
+"""After so long in one communication a worker looks whether the others are still in it."""
 
 TRAIN, AVERAGED, FINISH = "train", "averaged", "finish"
 """What groups are for: to begin the run and train; to look at the mean model; to end the run."""
@@ -207,9 +207,10 @@ class Membership:
         self._free_the_stuck()
 
     def _free_the_stuck(self) -> None:
-        """End communications that wait for a member whose connection is up but who is not there any more."""
+        """End communications that wait for a member who is not there any more, or that others have given up."""
         began = min(list(self._began.values()), default=float("inf"))
-        if time.monotonic() - began > STUCK_S and any(map(self.groups.beats.dead, self.present)):
+        over = self.wanted > self.generation or any(map(self.groups.beats.dead, self.present))
+        if time.monotonic() - began > STUCK_S and over:
             self.let_go()
 
     def regroup(self, lane: str) -> None:

@@ -25,6 +25,9 @@ CONNECT_S = 1.0
 ANSWER_S = 2.0
 """A store that has not answered for so long is taken for gone."""
 
+CLOSE_S = 4.0
+"""In so long a connection that is being made has been made, or has failed."""
+
 RETRY_S = 0.5
 LOOK_S = 0.3
 """How often whoever waits for an entry looks whether there is any hope."""
@@ -177,7 +180,7 @@ class MeetingPoint:
         with self._lock:
             self._closed = True
             self._give_up(self._line, self._knock and self._knock[1])
-            until = time.monotonic() + CONNECT_S
+            until = time.monotonic() + CLOSE_S
             for line in self._given_up:
                 line.close(max(until - time.monotonic(), 0.0))
             self._line, self._knock, self._hosted = None, None, []

@@ -104,7 +104,8 @@ class Neighbourhood:
             store = self.point.store(BUILD_S, lambda: self._closed)
             group = make_group(store, f"edge/{name}", side, 2, BUILD_S, beside=True)
         except RuntimeError:
-            self._wish(peer)
+            if not self._closed:
+                self._wish(peer)
         else:
             with self._lock:
                 edge = self._edges[peer] = Edge(peer, side, group, self.hear, self._gone, name)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import random
 import socket
 from dataclasses import dataclass
 
@@ -82,10 +84,14 @@ def _number(name: str) -> int:
 
 
 def free_port() -> int:
-    """A port that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """A port that nobody listens on.
+
+    Not one that the system would choose: it gives those away to connections, and the next of them may get this one.
+    """
+    while True:
+        with socket.socket() as probe, contextlib.suppress(OSError):
+            probe.bind(("127.0.0.1", random.SystemRandom().randrange(15_000, 32_000)))
+            return int(probe.getsockname()[1])
 
 
 def own_host(meeting_host: str) -> str:
