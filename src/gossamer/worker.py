@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import numpy as np
@@ -64,5 +65,5 @@ class Worker(Protocol):
     def setting(self, name: str) -> Any:
         """A hyper-parameter of the optimizer now, the learning rate as scheduled."""
 
-    def snapshot(self) -> Tensor:
-        """A copy of ``x``: what travels."""
+    def snapshot(self, write: Callable[[Worker, Tensor], None] | None = None) -> Tensor:
+        """What travels: a copy of ``x``, or what ``write`` puts into the tensor that it is given."""

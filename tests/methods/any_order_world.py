@@ -41,8 +41,11 @@ class Peer:
     def setting(self, name: str) -> Any:
         return {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0}[name]
 
-    def snapshot(self) -> Tensor:
-        return self.x.clone()
+    def snapshot(self, write: Any = None) -> Tensor:
+        sent = self.x.clone()
+        if write is not None:
+            write(self, sent)
+        return sent
 
 
 class Strand:

@@ -35,6 +35,7 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
+import torch
 from torch import Tensor
 
 from gossamer.effects import Asking, Pair, Swap
@@ -86,10 +87,10 @@ class A2CiD2(Method):
 
     def point(self, worker: Worker, out: Tensor) -> None:
         c = self.flowed(worker)
-        for point, x, z in pieces(out, worker.x, worker.vector("z")):
-            point.copy_(x)
-            if c > 0.0:
-                point.add_(z, alpha=c)
+        if c > 0.0:
+            torch.add(worker.x, worker.vector("z"), alpha=c, out=out)
+        else:
+            out.copy_(worker.x)
 
     def finish(self, worker: Worker) -> Asking:
         self.advance(worker)
@@ -102,10 +103,7 @@ class A2CiD2(Method):
         beyond = self.alpha_tilde - 0.5
         while True:
             peer = yield Pair(self.rate)
-            sent = worker.snapshot()
-            c = self.flowed(worker)
-            if c > 0.0:
-                sent.add_(worker.vector("z"), alpha=c)
+            sent = worker.snapshot(self.point)
             received = yield Swap(sent, peer)
             if received is None:
                 self.advance(worker)

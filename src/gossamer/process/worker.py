@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from gossamer.process.binding import Binding
 from gossamer.process.diary import Diary
 from gossamer.seeds import stream
 from gossamer.topology import Topology
+from gossamer.worker import Worker
 
 
 class ProcessWorker:
@@ -66,12 +68,15 @@ class ProcessWorker:
     def setting(self, name: str) -> Any:
         return self.binding.optimizer.param_groups[0][name]
 
-    def snapshot(self) -> Tensor:
+    def snapshot(self, write: Callable[[Worker, Tensor], None] | None = None) -> Tensor:
         # One communication per worker is under way, so one buffer, made once, serves all snapshots.
         if self._snapshot is None:
             self._snapshot = torch.empty_like(self.x)
         began = time.monotonic()
-        self._snapshot.copy_(self.x)
+        if write is None:
+            self._snapshot.copy_(self.x)
+        else:
+            write(self, self._snapshot)
         if self.diary is not None:
             self.diary.snapshot(began)
         return self._snapshot

@@ -1,8 +1,9 @@
 """Workers' vectors as rows whose operations are recorded on a tape and executed later.
 
 A row is not a tensor but passes for one. The in-place operations that methods are made of (``add_``, ``sub_``,
-``mul_``, ``lerp_``, ``copy_``, and ``clone``) are only written down. Any other torch function or operator first
-executes what is pending and then works on the real row, at the usual speed of one worker at a time.
+``mul_``, ``lerp_``, ``copy_``, ``clone``, and ``torch.add`` with ``out``) are only written down. Any other torch
+function or operator first executes what is pending and then works on the real row, at the usual speed of one worker at
+a time.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from gossamer.virtual.programs import ADD, COPY, LERP, SCALE
@@ -94,6 +96,9 @@ class Row:
     def __torch_function__(
         cls, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
+        out = (kwargs or {}).get("out")
+        if function is torch.add and isinstance(out, Row):
+            return out.copy_(args[0]).add_(args[1], alpha=(kwargs or {}).get("alpha", 1.0))
         return function(*map(_dense_inside, args), **{k: _dense_inside(v) for k, v in (kwargs or {}).items()})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gossamer.effects import Asking, Ticket
@@ -80,8 +81,12 @@ class VirtualWorker:
     def setting(self, name: str) -> Any:
         return self._cluster.setting(name, self)
 
-    def snapshot(self) -> Any:
+    def snapshot(self, write: Callable[[Any, Any], None] | None = None) -> Any:
         recorder = self._cluster.recorder
         if recorder is not None:
             recorder.snapshot(self.rank, self._cluster.events.now, self._cluster.events.now)
-        return self.x.clone()
+        if write is None:
+            return self.x.clone()
+        row = self._cluster.tape.temporary(len(self.x))
+        write(self, row)
+        return row
