@@ -19,6 +19,7 @@ from gossamer.process.diary import Diary
 from gossamer.process.exchanges import Exchanges
 from gossamer.process.groups import BACKGROUND, COURIER, FOREGROUND, Aborted, Groups, Membership, Stopped, Void
 from gossamer.process.metrics import Metrics
+from gossamer.process.priority import give_way
 from gossamer.process.staging import Staging
 from gossamer.process.state import WorkerState, is_finite
 from gossamer.process.step_call import overflowed, prepare
@@ -148,6 +149,7 @@ class Driver:
             self._thread.start()
 
     def _background(self) -> None:
+        give_way()
         if self.binding.device.type == "cuda":
             torch.cuda.set_device(self.binding.device)
         asking = self.method.background(self.worker)
