@@ -28,6 +28,9 @@ _VECTOR, _END, _THANKS, _NEVER_SENT = 2, 3, 4, 9
 _FOR_EVER = timedelta(days=1)
 """For gloo itself: how long is waited is for us to say."""
 
+_CONNECTING = 5
+"""Gloo takes so many times its timeout to connect."""
+
 _LOOK_S = 0.1
 _LAST_WORDS_S = 0.5
 """So long after a group was severed its thread has noticed, or never will."""
@@ -62,7 +65,7 @@ def _make_group(store: dist.Store, name: str, rank: int, size: int, timeout_s: f
     options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
     options._devices = [_device(beside)]
     options._threads = 1
-    options._timeout = timedelta(seconds=timeout_s)
+    options._timeout = timedelta(seconds=timeout_s) / _CONNECTING
     group = dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, options)
     # Building is over; from now on members may be as late as they like.
     group._set_default_timeout(_FOR_EVER)
