@@ -90,7 +90,7 @@ def free_port() -> int:
     """
     while True:
         with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", random.SystemRandom().randrange(15_000, 32_000)))
+            probe.bind(("127.0.0.1", random.SystemRandom().randrange(10_000, 16_000)))
             return int(probe.getsockname()[1])
 
 
