@@ -52,3 +52,12 @@ def test_real_workers_are_timed():
     # The slower of the two takes 60 ms; beyond that it depends on the machine.
     assert 0.06 <= step_s < 0.5
     assert Check(make_plan(TWO, Job("quadratic", 64)).baselines[2], step_s).error == pytest.approx(0, abs=1)
+
+
+def test_only_whole_periods_are_averaged():
+    meter, now = StepMeter(period=8), 0.0
+    for step in range(1, 25):
+        # Every eighth step takes longer.
+        now += 5.0 if step % 8 == 0 else 1.0
+        meter.add(now)
+    assert meter.mean_s() == pytest.approx((7 * 1.0 + 5.0) / 8)

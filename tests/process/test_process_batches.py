@@ -60,9 +60,11 @@ def test_answers_that_come_late_are_asked_for_together(swarm, monkeypatch):
         return ask(key, amount)
 
     monkeypatch.setattr(swarm.point, "add", slowly)
+    swarm.worker.step_s = 0.005
     assert len(list(swarm.batches(range(60), total_steps=60))) == 60
-    assert max(amounts) == TICKETS
     assert amounts[0] == 1
+    # At least twice as many as steps fit into an answer's time.
+    assert 9 <= max(amounts) <= TICKETS
 
 
 def test_a_loader_without_batches_is_said(swarm):

@@ -7,6 +7,7 @@ import contextlib
 import itertools
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, TypeVar
@@ -40,7 +41,7 @@ GRACE_S = 0.5
 FRESH_S = 30.0
 """How long a worker that comes back waits for a peer's weights."""
 
-TICKETS = 4
+TICKETS = 64
 """So many mini-batches are taken at once at most, where workers share them out."""
 
 CLOSE_S = 1.0
@@ -250,18 +251,24 @@ class Swarm:
     def _tickets(self) -> Iterator[int]:
         """How many mini-batches all workers have taken, one more each time.
 
-        The next is asked for while the last is worked on, and more at a time where that is not soon enough: on a link
-        that is full of messages answers take long.
+        The next are asked for while the last are worked on: as many as last for the longest time that one of the
+        newest answers took. On a link that is full of messages that is several steps.
         """
+
+        def ask(count: int) -> tuple[int, float]:
+            began = time.monotonic()
+            return self.point.add("batches", count) or 0, time.monotonic() - began
+
         with ThreadPoolExecutor(1, thread_name_prefix="gossamer-tickets") as clerk:
+            took: deque[float] = deque(maxlen=16)
             count = 1
-            asked = clerk.submit(self.point.add, "batches", count)
-            asked.result()
+            asked = clerk.submit(ask, count)
             while True:
-                late = not asked.done()
-                last, given = asked.result() or 0, count
-                count = min(TICKETS, count + 1) if late else max(1, count - 1)
-                asked = clerk.submit(self.point.add, "batches", count)
+                (last, took_s), given = asked.result(), count
+                took.append(took_s)
+                step_s = self.worker.step_s
+                count = min(TICKETS, 1 + int(2 * max(took) / step_s)) if step_s else 1
+                asked = clerk.submit(ask, count)
                 for left in reversed(range(given)):
                     yield last - left
 

@@ -40,7 +40,9 @@ class StepMeter:
 
     NEWEST = 1000
 
-    def __init__(self) -> None:
+    def __init__(self, period: int = 1) -> None:
+        self.period = period
+        """Everything recurs after so many steps: only whole periods are averaged."""
         self._ended: deque[float] = deque(maxlen=self.NEWEST)
 
     def add(self, now: float) -> None:
@@ -50,6 +52,9 @@ class StepMeter:
     def mean_s(self) -> float:
         """On average; 0 before there are two of them."""
         ended = list(self._ended)
+        count = len(ended) - 1
         if len(ended) < self.NEWEST:
-            ended = ended[len(ended) // 4 :]
-        return (ended[-1] - ended[0]) / (len(ended) - 1) if len(ended) > 1 else 0.0
+            count -= len(ended) // 4
+        if count > self.period:
+            count -= count % self.period
+        return (ended[-1] - ended[-1 - count]) / count if count > 0 else 0.0

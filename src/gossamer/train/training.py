@@ -64,9 +64,10 @@ class Training:
         c = run.config
         rng = stream(c.seed, "compute", place.rank)
         self.pace = Pace(order.compute(c.workers), order.waits, place.rank, rng, gate.asked)
-        self.meter = StepMeter()
+        method = run.method()
+        self.meter = StepMeter(max(1, getattr(method, "period", 1)))
         self.losses = LossMeter(self.job.device)
-        self.lockstep = run.method().lockstep
+        self.lockstep = method.lockstep
         self._saved = 0
         self._wanted = 0
         self.swarm: Swarm | None = None
