@@ -31,7 +31,7 @@ No gradient is lost: Σ_t mean(g) = Σ_t (F + B) + mean(a) + mean(A) at every st
 
 What travels per step and worker: the compressed foreground (top-k with ratio R: ``8P/R`` bytes to each other worker)
 and ``2/H`` dense vectors in the background, ``2(n−1)/n · 8P/H`` bytes. Extra memory: the vectors m and v (instead of
-the optimizer's own), a and the 2P-long message in flight with its mean.
+the optimizer's own), a, the 2P-long message in flight with its mean, and within a step what was sent and its mean.
 
 Reference: Xu, Bai, "Divisible communication", ECML-PKDD 2023. Only its abstract was at hand: this is our formulation.
 """

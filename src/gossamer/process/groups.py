@@ -45,8 +45,9 @@ STUCK_S = 1.0
 TRAIN, AVERAGED, FINISH = "train", "averaged", "finish"
 """What groups are for: to begin the run and train; to look at the mean model; to end the run."""
 
-FOREGROUND, BACKGROUND, COURIER = "foreground", "background", "courier"
-"""Threads that communicate: the training's, the method's background part, and the one for what was started."""
+FOREGROUND, BACKGROUND, COURIER, ALIGN = "foreground", "background", "courier", "align"
+"""Threads that communicate: the training's, the method's background part, and the one for what was started; and what
+any of them does first in a new group."""
 
 HEADER_LIMIT = 1 << 24
 
@@ -227,10 +228,14 @@ class Membership:
             self.generation, self.present = generation, present
             try:
                 if self.aligned and len(present) > 1:
-                    self._align(self._lane("align", generation, present), lane)
+                    group = self._lane(ALIGN, generation, present)
+                    self._began[ALIGN] = time.monotonic()
+                    self._align(group, lane)
                 break
             except RuntimeError:
                 self.want(generation + 1)
+            finally:
+                self._began.pop(ALIGN, None)
         # What an exchange usually takes has changed with who is there.
         self.deadline = Deadline(first_s=self.deadline.seconds, least_s=LATE_S)
         if not self.aligned or generation == 0:
