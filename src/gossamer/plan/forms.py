@@ -126,7 +126,7 @@ def allreduce(scene: Scene, topology: Topology, config: MethodConfig) -> Forecas
         timing=timing,
         bytes_per_step=_ring_bytes(scene.workers, scene.size_bytes),
         disagreement=1.0,
-        memory_vectors=1,
+        memory_vectors=2,
     )
 
 
@@ -270,7 +270,7 @@ def divisible(scene: Scene, topology: Topology, config: DivisibleConfig) -> Fore
         else front,
         bytes_per_step=share + _ring_bytes(scene.workers, 2 * scene.size_bytes + ITEM_BYTES) / period,
         disagreement=1.0,
-        memory_vectors=6,
+        memory_vectors=10,
         late_steps=(1 - 1 / config.ratio) * disagreement.of_period(period, delay),
     )
 

@@ -36,7 +36,7 @@ _LAST_WORDS_S = 0.5
 """So long after a group was severed its thread has noticed, or never will."""
 
 _stuck: list[tuple[Any, dist.Work]] = []
-"""Groups whose thread has not noticed that they were severed: whoever destroyed one would wait for it."""
+"""Groups whose thread has not noticed that nobody waits for it any more: whoever destroyed one would wait for it."""
 
 
 @lru_cache(maxsize=2)
@@ -113,23 +113,18 @@ def wait(group: Any, work: dist.Work, within_s: float, severed: threading.Event)
     work.get_future().add_done_callback(lambda _: over.set())
     until = time.monotonic() + within_s
     while not over.wait(_LOOK_S):
-        if severed.is_set() and not over.wait(_LAST_WORDS_S):
-            _stuck[:] = [(group, work), *((kept, under_way) for kept, under_way in _stuck if not _over(under_way))]
-            raise RuntimeError("the group was severed")
-        if time.monotonic() > until:
-            raise RuntimeError(f"not done in {within_s:.0f} s")
+        late = time.monotonic() > until
+        if late or (severed.is_set() and not over.wait(_LAST_WORDS_S)):
+            _stuck[:] = [(group, work), *(entry for entry in _stuck if not entry[1].is_completed())]
+            raise RuntimeError(f"not done in {within_s:.0f} s" if late else "the group was severed")
     work.wait()
-
-
-def _over(work: dist.Work) -> bool:
-    return bool(work.is_completed())
 
 
 @atexit.register
 def _abandon() -> None:
     """Keep the interpreter from destroying groups that are stuck when it ends."""
     for group, work in _stuck:
-        if not _over(work):
+        if not work.is_completed():
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
