@@ -101,7 +101,7 @@ class Neighbourhood:
     def _built(self, peer: int, name: str) -> None:
         side = int(self.rank > peer)
         try:
-            store = self.point.store(BUILD_S, lambda: self._closed)
+            store = self.point.store(BUILD_S, lambda: self._closed or self._over(peer, name))
             group = make_group(store, f"edge/{name}", side, 2, BUILD_S, beside=True)
         except RuntimeError:
             if not self._closed:
@@ -113,6 +113,11 @@ class Neighbourhood:
                 edge.close()
         finally:
             del self._building[peer]
+
+    def _over(self, peer: int, name: str) -> bool:
+        """Whether ``peer`` wishes anew: it does not come to build the edge of this name any more."""
+        wish = self.point.get(f"wish/{self.rank}-{peer}") if self.rank < peer else None
+        return wish is not None and not name.startswith(wish.decode() + "/")
 
     def _gone(self, edge: Edge) -> None:
         self.lost += 1
