@@ -151,7 +151,7 @@ def test_a_worker_that_fails_is_told_of_in_one_line_and_the_others_go_on(gossame
     ran = gossamer("train", "--task", "breaks.py", "--workers", "3", "--steps", "20", "--out", "run")
     assert ran.code == 0
     told = [line for line in ran.err.splitlines() if "no such thing" in line]
-    assert told == ["a2cid2: worker 1 gone (KeyError: 'no such thing' (breaks.py, line 8)); going on with 2"]
+    assert told == ["a2cid2: worker 1 gone (KeyError: 'no such thing' (breaks.py, line 8)); going on with 2"], ran.err
     assert "Traceback" not in ran.err
     assert "Traceback" in (tmp_path / "run" / "workers" / "1.log").read_text()
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["workers_gone"] == [1]

@@ -6,6 +6,7 @@ import dataclasses
 import json
 import os
 import socket
+import time
 from dataclasses import dataclass, field
 
 from gossamer.process.meeting_point import MeetingPoint
@@ -69,8 +70,11 @@ class Board:
     def __init__(self, point: MeetingPoint) -> None:
         self._point = point
 
-    def put(self, report: Report) -> None:
-        self._point.set(f"report/{report.rank}", report.text())
+    def put(self, report: Report, within_s: float = 0.0) -> None:
+        """Leave a report; where the board is out of reach, again and again for so long."""
+        until = time.monotonic() + within_s
+        while not self._point.set(f"report/{report.rank}", report.text()) and time.monotonic() < until:
+            time.sleep(0.1)
 
     def get(self, rank: int) -> Report | None:
         """The newest report of a worker; None if there is none, or the board is out of reach."""

@@ -21,6 +21,9 @@ from gossamer.train.training import Training
 
 STOPS = (signal.SIGINT, signal.SIGTERM)
 
+LAST_WORDS_S = 10.0
+"""How long a worker that fails tries to say why."""
+
 
 def part_of(order: Order, place: Place, orphaned: Callable[[], bool] = lambda: False) -> Report:
     """Take part in a run as the worker at ``place``, until its end or until ``orphaned``; returns the last report."""
@@ -35,7 +38,7 @@ def part_of(order: Order, place: Place, orphaned: Callable[[], bool] = lambda: F
             return training.whole()
     except Exception as error:
         report.state, report.error = FAILED, one_line(error)
-        board.put(report)
+        board.put(report, LAST_WORDS_S)
         raise
     finally:
         board.close()
