@@ -59,6 +59,8 @@ class Meeting:
         hold_store(place)
         self.point = place.meeting_point()
         self.beats = Beats(place.rank, self.point)
+        self.here = list(range(place.workers))
+        """Who is still there."""
         self._groups: dict[tuple[str, tuple[int, ...]], Any] = {}
         self._asked = 0
         self._over = threading.Event()
@@ -91,8 +93,11 @@ class Meeting:
         until = time.monotonic() + within_s
         for rank in range(self.workers):
             while (found := self.point.get(f"{name}/{rank}")) is None:
-                if self.beats.dead(rank) or time.monotonic() > until:
-                    raise LostWorker(f"worker {rank}")
+                said = self.point.get("lost")
+                if said is not None or self.beats.dead(rank) or time.monotonic() > until:
+                    lost = rank if said is None else int(said)
+                    self._notice(lost)
+                    raise LostWorker(f"worker {lost}")
                 time.sleep(POLL_S)
             heard.append(json.loads(found))
         return heard
@@ -145,14 +150,29 @@ class Meeting:
         try:
             return action()
         except RuntimeError:
-            # Who is gone shows in its silence.
+            # Who is gone shows in its silence, or somebody says so who has heard that first.
             until = time.monotonic() + 2 * DEAD_S
             while time.monotonic() < until:
-                for rank in range(self.workers):
-                    if self.beats.dead(rank):
-                        raise LostWorker(f"worker {rank}") from None
+                said = self.point.get("lost")
+                gone = [int(said)] if said is not None else [r for r in range(self.workers) if self.beats.dead(r)]
+                if gone:
+                    self._notice(gone[0])
+                    raise LostWorker(f"worker {gone[0]}") from None
                 time.sleep(0.1)
             raise LostWorker("a worker") from None
+
+    def _notice(self, lost: int) -> None:
+        """Say who is gone, and stay until all others have heard it: whoever leaves before would be taken for it."""
+        self.point.claim("lost", str(lost))
+        self.point.set(f"noticed/{self.rank}", "1")
+        until = time.monotonic() + 2 * DEAD_S
+        others = [rank for rank in range(self.workers) if rank not in (lost, self.rank)]
+        while time.monotonic() < until:
+            heard = [rank for rank in others if self.point.get(f"noticed/{rank}") is not None]
+            self.here = sorted([self.rank, *heard])
+            if len(heard) == len(others):
+                break
+            time.sleep(0.1)
 
 
 def _nodes(addresses: list[str]) -> list[int]:

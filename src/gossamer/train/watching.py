@@ -223,6 +223,7 @@ class Watch:
         else:
             self.history.append(final)
         c = self.run.config
+        diverged = [report.rank for report in self.reports if report.diverged_at is not None]
         return Result(
             method=c.method,
             topology=self.run.topology.name,
@@ -234,7 +235,8 @@ class Watch:
             reports=self.reports,
             gone=sorted(self.gone),
             news=self.news,
-            interrupted=any(report.interrupted for report in self.reports),
+            # Who diverges asks the others to stop.
+            interrupted=not diverged and any(report.interrupted for report in self.reports),
             failed=failed,
-            ranks_diverged=[report.rank for report in self.reports if report.diverged_at is not None],
+            ranks_diverged=diverged,
         )
