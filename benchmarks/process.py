@@ -1,6 +1,6 @@
 """What communication costs real workers, beside torch DDP and decent-dp. Prints markdown tables.
 
-    python benchmarks/process.py                          # everything, a quarter of an hour
+    python benchmarks/process.py                          # everything, three quarters of an hour
     python benchmarks/process.py --only steps,straggler   # some of it
 
 Four workers, a process each, on this machine; where a link is slow, each is a host of its own (a network namespace:

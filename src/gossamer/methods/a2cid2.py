@@ -76,8 +76,7 @@ class A2CiD2(Method):
         c = self.flow(worker)
         if c > 0.0:
             for x, z in pieces(worker.x, worker.vector("z")):
-                x.add_(z, alpha=c)
-                z.mul_(1.0 - 2.0 * c)
+                move(x, z, c)
 
     def flow(self, worker: Worker) -> float:
         """Begin to count anew; returns what ``flowed``."""
@@ -112,7 +111,12 @@ class A2CiD2(Method):
             # One pass over memory for what happened until now and for the exchange.
             for x, z, s, r in pieces(worker.x, worker.vector("z"), sent, received):
                 if c > 0.0:
-                    x.add_(z, alpha=c)
-                    z.mul_(1.0 - 2.0 * c)
+                    move(x, z, c)
                 x.add_(s, alpha=-0.5).add_(r, alpha=0.5)
                 z.add_(s, alpha=-beyond).add_(r, alpha=beyond)
+
+
+def move(x: Tensor, z: Tensor, c: float) -> None:
+    """Let the share ``c`` of the momentum flow."""
+    x.add_(z, alpha=c)
+    z.mul_(1.0 - 2.0 * c)
