@@ -19,7 +19,7 @@ from torch import Tensor
 
 from gossamer.errors import InputError
 from gossamer.process.beats import DEAD_S, Beats
-from gossamer.process.gloo import make_group
+from gossamer.process.gloo import Trade, make_group
 from gossamer.process.place import Place, own_host
 
 POLL_S = 0.01
@@ -123,14 +123,8 @@ class Meeting:
         return out.div_(len(members))
 
     def exchange(self, members: tuple[int, ...], vector: Tensor, received: Tensor) -> None:
-        """Both ways at once; the receive is posted first."""
-        other = 1 - members.index(self.rank)
-        self._wait(
-            [
-                lambda: self.group(members).recv([received], other, 2),
-                lambda: self.group(members).send([vector], other, 2),
-            ]
-        )
+        """Both ways at once, as in training."""
+        self._guarded(lambda: Trade(self.group(members), vector, received).wait(WAIT_S))
 
     def gather(self, members: tuple[int, ...], vector: Tensor) -> None:
         """Everybody's vector to everybody, in two messages, as values and indices travel."""
