@@ -64,13 +64,14 @@ def test_a_run_leaves_a_folder_with_every_workers_figures(gossamer, tmp_path):
 
 def test_fast_workers_make_the_steps_of_slow_ones(gossamer):
     ran = gossamer(
-        *("train", "--task", "quadratic", "--workers", "3", "--steps", "20", "--method", "gossip"),
+        *("train", "--task", "quadratic", "--workers", "3", "--steps", "40", "--method", "gossip"),
         *("--compute", "10ms", "--straggler", "1:8", "--json"),
     )
     (result,) = ran.document["results"]
     steps = [report["steps"] for report in result["worker_reports"]]
-    assert sum(steps) == 60
-    assert steps[1] < min(steps[0], steps[2]) / 2
+    assert sum(steps) == 120
+    # An eighth as fast: about 7 of them; an equal share would be 40.
+    assert steps[1] < 20
     # At least as long as was asked for, for each of them.
     assert all(report["seconds"] >= 0.01 * report["steps"] for report in result["worker_reports"])
     assert result["worker_reports"][1]["seconds"] >= 0.08 * steps[1]

@@ -23,7 +23,7 @@ def test_a_lone_worker_gets_all_of_them_and_begins_its_loader_again(swarm):
 
 
 def test_nothing_is_handed_out_twice_or_lost(swarm):
-    tickets = swarm._tickets()
+    tickets = swarm._tickets(total=1000)
     mine, others = [], []
     for _ in range(40):
         mine.append(next(tickets))
@@ -64,7 +64,9 @@ def test_answers_that_come_late_are_asked_for_together(swarm, monkeypatch):
     assert len(list(swarm.batches(range(60), total_steps=60))) == 60
     assert amounts[0] == 1
     # At least twice as many as steps fit into an answer's time.
-    assert 9 <= max(amounts) <= TICKETS
+    assert 9 <= max(amounts) <= 1 + TICKETS
+    # And ever fewer towards the end: at most one and half of what is left.
+    assert all(amount <= 1 + max(0, 60 - sum(amounts[:number])) / 2 for number, amount in enumerate(amounts))
 
 
 def test_a_loader_without_batches_is_said(swarm):

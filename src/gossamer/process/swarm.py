@@ -42,7 +42,7 @@ FRESH_S = 30.0
 """How long a worker that comes back waits for a peer's weights."""
 
 TICKETS = 64
-"""So many mini-batches are taken at once at most, where workers share them out."""
+"""So many mini-batches are asked for ahead at most, where workers share them out."""
 
 CLOSE_S = 1.0
 END_POLL_S = 0.01
@@ -235,7 +235,7 @@ class Swarm:
 
         The loader is begun again when it is exhausted.
         """
-        tickets = self._tickets()
+        tickets = self._tickets(total_steps)
         while True:
             empty = True
             for batch in loader:
@@ -248,11 +248,12 @@ class Swarm:
             if empty:
                 raise InputError("the loader gives no batches (any more): give one that can be begun again")
 
-    def _tickets(self) -> Iterator[int]:
+    def _tickets(self, total: int) -> Iterator[int]:
         """How many mini-batches all workers have taken, one more each time.
 
         The next are asked for while the last are worked on: as many as last for the longest time that one of the
-        newest answers took. On a link that is full of messages that is several steps.
+        newest answers took. On a link that is full of messages that is several steps. But never more than half of
+        this worker's share of what is left: nobody is to have many at the end, when the others have none.
         """
 
         def ask(count: int) -> tuple[int, float]:
@@ -267,7 +268,9 @@ class Swarm:
                 (last, took_s), given = asked.result(), count
                 took.append(took_s)
                 step_s = self.worker.step_s
-                count = min(TICKETS, 1 + int(2 * max(took) / step_s)) if step_s else 1
+                meanwhile = int(2 * max(took) / step_s) if step_s else 0
+                share = (total - last) // (2 * len(self.groups.everybody))
+                count = 1 + max(0, min(TICKETS, meanwhile, share))
                 asked = clerk.submit(ask, count)
                 for left in reversed(range(given)):
                     yield last - left
