@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from torch import Tensor
 
-PIECE = 1 << 18
+PIECE = 1 << 17
 """Elements of a piece."""
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from gossamer.errors import InputError
 from gossamer.flat import Flat
+from gossamer.process import memory
 
 
 class Binding:
@@ -32,9 +33,11 @@ class Binding:
         if len(devices) > 1:
             raise InputError(f"the model is spread over {len(devices)} devices: expected one device per worker")
         (self.device,) = devices
-        self.weights = torch.empty(self.flat.size, dtype=self.flat.dtype, device=self.device)
+        self.weights = memory.zeros(self.flat.size, self.flat.dtype, self.device)
         self.flat.pack(dict(named), self.weights)
-        self.x = self.weights.clone() if two_vectors else self.weights
+        self.x = self.weights
+        if two_vectors:
+            self.x = memory.zeros(self.flat.size, self.flat.dtype, self.device).copy_(self.weights)
         self.buffers = Flat.of_buffers(model)
         self._gradient: Tensor | None = None
         self._packed = False
@@ -91,7 +94,7 @@ class Binding:
     def gradient(self) -> Tensor:
         """All gradients as one vector; zero where there is none. What is written to it reaches the optimizer."""
         if self._gradient is None:
-            self._gradient = torch.zeros_like(self.x)
+            self._gradient = memory.zeros(self.flat.size, self.flat.dtype, self.device)
         if not self._packed:
             for parameter, part in zip(self.parameters, self.flat.parts, strict=True):
                 view = part.view(self._gradient)

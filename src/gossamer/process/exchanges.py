@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gossamer.effects import Pair, Swap
-from gossamer.pieces import pieces
+from gossamer.pieces import PIECE, pieces
 from gossamer.process.deadline import Deadline
 from gossamer.process.diary import Diary
 from gossamer.process.edge import Edge, Lost
@@ -24,6 +24,9 @@ from gossamer.seeds import stream
 
 ABSURD = 1e3
 """A vector so many times longer than our own is refused."""
+
+MEASURED = 4
+"""How far long vectors are apart is measured at every so many-th exchange: only the metrics want to know."""
 
 OUTVOTED = 2
 """When so many peers in a row refuse ours it is ours that is absurd."""
@@ -112,7 +115,7 @@ class Exchanges:
         self.diary.exchanged(pair, began, sent.numel() * sent.element_size(), name)
         if agreement.taken_from:
             return None
-        ours, theirs, apart = _compare(sent, received)
+        ours, theirs = (float(torch.linalg.vector_norm(vector)) for vector in (sent, received))
         sick = not ours < float("inf")
         if absurd(theirs, ours) and not (sick and theirs < float("inf")):
             self.counts.refused += 1
@@ -128,8 +131,9 @@ class Exchanges:
         if self.pairing.fresh or sick:
             self._adopt(received, buffers, swap.peer, sick)
             return None
+        if len(sent) <= PIECE or self.counts.exchanges % MEASURED == 0:
+            self.counts.consensus = _distance(sent, received) / 2**0.5
         self.counts.exchanges += 1
-        self.counts.consensus = apart / 2**0.5
         return self.staging.to_device(received)
 
     def _swap_buffers(self, edge: Edge) -> Tensor:
@@ -172,11 +176,5 @@ def absurd(length: float, beside: float) -> bool:
     return not length <= ABSURD * (beside + 1.0)
 
 
-def _compare(one: Tensor, other: Tensor) -> tuple[float, float, float]:
-    """‖one‖, ‖other‖ and ‖one − other‖, in one pass over memory."""
-    squares = [0.0, 0.0, 0.0]
-    for a, b in pieces(one, other):
-        for k, part in enumerate((a, b, a - b)):
-            squares[k] += float(torch.linalg.vector_norm(part)) ** 2
-    length, other_length, distance = (square**0.5 for square in squares)
-    return length, other_length, distance
+def _distance(one: Tensor, other: Tensor) -> float:
+    return sum(float(torch.linalg.vector_norm(a - b)) ** 2 for a, b in pieces(one, other)) ** 0.5

@@ -14,6 +14,8 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
+from gossamer.process import memory
+
 
 class Staging:
     """The way of tensors to and from host memory."""
@@ -23,7 +25,7 @@ class Staging:
         self._cuda = device.type == "cuda"
         self._nccl = nccl
         self._nccl_lane: str | None = None
-        self._pinned: dict[tuple[str, torch.Size, torch.dtype], Tensor] = {}
+        self._buffers: dict[tuple[str, torch.Size, torch.dtype], Tensor] = {}
         if self._cuda:
             self._copies = torch.cuda.Stream(device)
             self._training = torch.cuda.current_stream(device)
@@ -45,9 +47,12 @@ class Staging:
     def host_buffer(self, name: str, like: Tensor) -> Tensor:
         """A buffer in host memory for what ``name`` says; the same one every time."""
         key = (name, like.shape, like.dtype)
-        if key not in self._pinned:
-            self._pinned[key] = torch.empty(like.shape, dtype=like.dtype, pin_memory=self._cuda)
-        return self._pinned[key]
+        if key not in self._buffers:
+            if self._cuda:
+                self._buffers[key] = torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
+            else:
+                self._buffers[key] = memory.zeros(like.numel(), like.dtype, self.device).view(like.shape)
+        return self._buffers[key]
 
     def to_host(self, tensor: Tensor, name: str) -> Tensor:
         """``tensor`` in host memory: itself if it is there, else in the buffer of that name."""

@@ -6,10 +6,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from gossamer.effects import Ticket
+from gossamer.process import memory
 from gossamer.process.binding import Binding
 from gossamer.process.diary import Diary
 from gossamer.seeds import stream
@@ -60,9 +60,8 @@ class ProcessWorker:
 
     def vector(self, name: str, size: int | None = None) -> Tensor:
         if name not in self.vectors:
-            self.vectors[name] = torch.zeros(
-                self.binding.flat.size if size is None else size, dtype=self.x.dtype, device=self.x.device
-            )
+            size = self.binding.flat.size if size is None else size
+            self.vectors[name] = memory.zeros(size, self.x.dtype, self.x.device)
         return self.vectors[name]
 
     def setting(self, name: str) -> Any:
@@ -71,7 +70,7 @@ class ProcessWorker:
     def snapshot(self, write: Callable[[Worker, Tensor], None] | None = None) -> Tensor:
         # One communication per worker is under way, so one buffer, made once, serves all snapshots.
         if self._snapshot is None:
-            self._snapshot = torch.empty_like(self.x)
+            self._snapshot = memory.zeros(len(self.x), self.x.dtype, self.x.device)
         began = time.monotonic()
         if write is None:
             self._snapshot.copy_(self.x)
