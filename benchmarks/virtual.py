@@ -201,7 +201,8 @@ def memory(args: argparse.Namespace) -> list[dict[str, Any]]:
 def one_memory(method: str, way: str, device: str, seed: int, workers: int = 16) -> dict[str, Any]:
     """In a process of its own, since a peak never goes down."""
     task = large_task(seed)
-    run = resolved(workers=workers, method=method, gradients=way, device=device, seed=seed, batch=8)
+    # Over links on which vectors of this length arrive between two steps.
+    run = resolved(workers=workers, method=method, gradients=way, device=device, seed=seed, batch=8, link="100gbit")
     run = dataclasses.replace(run, task=task)
     # What torch and its kernels take, whatever is computed with them.
     torch.ones(8, 8, device=device, requires_grad=True).matmul(torch.ones(8, 8, device=device)).sum().backward()

@@ -99,21 +99,24 @@ class A2CiD2(Method):
         return Pairwise(self.topology, self.rate, self.eta, self.alpha_tilde)
 
     def background(self, worker: Worker) -> Asking:
-        beyond = self.alpha_tilde - 0.5
         while True:
             peer = yield Pair(self.rate)
-            sent = worker.snapshot(self.point)
-            received = yield Swap(sent, peer)
-            if received is None:
-                self.advance(worker)
-                continue
-            c = self.flow(worker)
-            # One pass over memory for what happened until now and for the exchange.
-            for x, z, s, r in pieces(worker.x, worker.vector("z"), sent, received):
-                if c > 0.0:
-                    move(x, z, c)
-                x.add_(s, alpha=-0.5).add_(r, alpha=0.5)
-                z.add_(s, alpha=-beyond).add_(r, alpha=beyond)
+            yield from self.exchange(worker, peer)
+
+    def exchange(self, worker: Worker, peer: int) -> Asking:
+        """Meet the peer half-way, and give the momentum its push."""
+        sent = worker.snapshot(self.point)
+        received = yield Swap(sent, peer)
+        if received is None:
+            self.advance(worker)
+            return
+        c, beyond = self.flow(worker), self.alpha_tilde - 0.5
+        # One pass over memory for what happened until now and for the exchange.
+        for x, z, s, r in pieces(worker.x, worker.vector("z"), sent, received):
+            if c > 0.0:
+                move(x, z, c)
+            x.add_(s, alpha=-0.5).add_(r, alpha=0.5)
+            z.add_(s, alpha=-beyond).add_(r, alpha=beyond)
 
 
 def move(x: Tensor, z: Tensor, c: float) -> None:

@@ -54,8 +54,12 @@ class Gossip(Method):
     def background(self, worker: Worker) -> Asking:
         while True:
             peer = yield Pair(self.rate)
-            sent = worker.snapshot()
-            received = yield Swap(sent, peer)
-            if received is not None:
-                for x, s, r in pieces(worker.x, sent, received):
-                    x.add_(s, alpha=-0.5).add_(r, alpha=0.5)
+            yield from self.exchange(worker, peer)
+
+    def exchange(self, worker: Worker, peer: int) -> Asking:
+        """Meet the peer half-way."""
+        sent = worker.snapshot()
+        received = yield Swap(sent, peer)
+        if received is not None:
+            for x, s, r in pieces(worker.x, sent, received):
+                x.add_(s, alpha=-0.5).add_(r, alpha=0.5)

@@ -16,9 +16,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from gossamer import memory
 from gossamer.errors import InputError
 from gossamer.flat import Flat
-from gossamer.process import memory
 
 
 class Binding:
@@ -37,7 +37,7 @@ class Binding:
         self.flat.pack(dict(named), self.weights)
         self.x = self.weights
         if two_vectors:
-            self.x = memory.zeros(self.flat.size, self.flat.dtype, self.device).copy_(self.weights)
+            self.x = memory.zeros_like(self.weights).copy_(self.weights)
         self.buffers = Flat.of_buffers(model)
         self._gradient: Tensor | None = None
         self._packed = False
@@ -94,7 +94,7 @@ class Binding:
     def gradient(self) -> Tensor:
         """All gradients as one vector; zero where there is none. What is written to it reaches the optimizer."""
         if self._gradient is None:
-            self._gradient = memory.zeros(self.flat.size, self.flat.dtype, self.device)
+            self._gradient = memory.zeros_like(self.x)
         if not self._packed:
             for parameter, part in zip(self.parameters, self.flat.parts, strict=True):
                 view = part.view(self._gradient)

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from gossamer.process import memory
+from gossamer import memory
 
 
 class Staging:

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
+from gossamer import memory
 from gossamer.effects import Ticket
-from gossamer.process import memory
 from gossamer.process.binding import Binding
 from gossamer.process.diary import Diary
 from gossamer.seeds import stream
@@ -70,7 +70,7 @@ class ProcessWorker:
     def snapshot(self, write: Callable[[Worker, Tensor], None] | None = None) -> Tensor:
         # One communication per worker is under way, so one buffer, made once, serves all snapshots.
         if self._snapshot is None:
-            self._snapshot = memory.zeros(len(self.x), self.x.dtype, self.x.device)
+            self._snapshot = memory.zeros_like(self.x)
         began = time.monotonic()
         if write is None:
             self._snapshot.copy_(self.x)

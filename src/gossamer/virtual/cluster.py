@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer import memory
 from gossamer.effects import Gather, Mean, Pair, Start, Steps, Swap, Ticket, Update, Wait
 from gossamer.errors import InputError
 from gossamer.methods import Method
@@ -77,6 +78,8 @@ class Cluster:
         self.tape = Tape(self.num_workers, evaluator.flat.dtype, evaluator.device)
         self.parameters = self.tape.matrix(evaluator.flat.size)
         self.gradients = self.tape.matrix(evaluator.flat.size)
+        if evaluator.device.type == "cpu":
+            memory.keep_freed(self.parameters.data[0].nbytes)
         self._named: dict[str, Matrix] = {}
         named = dict(evaluator.model.named_parameters())
         self.template = make_optimizer([named[part.name] for part in evaluator.flat.parts])

@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from gossamer import memory
 from gossamer.virtual.programs import Program, executor
 from gossamer.virtual.rows import Row, Slot, Temporary, dense
 
@@ -40,9 +41,9 @@ class Matrix:
 
     def __init__(self, shelf: Shelf, num_rows: int) -> None:
         tape = shelf.tape
-        self.data = torch.zeros(num_rows, shelf.width, dtype=tape.dtype, device=tape.device)
+        self.data = memory.zeros(num_rows * shelf.width, tape.dtype, tape.device).view(num_rows, shelf.width)
         self.wide = shelf.wide
-        self.slots = [Slot(shelf, self, index) for index in range(num_rows)]
+        self.slots: list[Slot] = [Slot(shelf, self, index) for index in range(num_rows)]
 
 
 class Shelf:

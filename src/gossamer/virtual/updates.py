@@ -14,6 +14,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
+from gossamer import memory
 from gossamer.flat import Flat
 from gossamer.optim import AccumAdam, AccumAdamW
 from gossamer.virtual.blocks import GATHER_BYTES, scatter
@@ -54,7 +55,7 @@ def batched(template: torch.optim.Optimizer, x: Matrix, g: Matrix) -> Updates | 
 class _SGD:
     def __init__(self, settings: dict[str, Any], x: Matrix, g: Matrix) -> None:
         self.x, self.g, self.settings = list(x.data), list(g.data), settings
-        self.momentum = list(torch.zeros_like(x.data)) if settings["momentum"] else None
+        self.momentum = list(memory.zeros_like(x.data)) if settings["momentum"] else None
 
     def reset(self, rank: int) -> None:
         if self.momentum is not None:
@@ -90,8 +91,8 @@ class _Adam:
     def __init__(self, settings: dict[str, Any], x: Matrix, g: Matrix, decoupled: bool) -> None:
         self.x, self.g, self.settings, self.decoupled = x, g, settings, decoupled
         self.period = int(settings.get("period", 1))
-        self.first, self.second = torch.zeros_like(x.data), torch.zeros_like(x.data)
-        self.accumulated = torch.zeros_like(x.data) if self.period > 1 else None
+        self.first, self.second = memory.zeros_like(x.data), memory.zeros_like(x.data)
+        self.accumulated = memory.zeros_like(x.data) if self.period > 1 else None
         self.steps = [0] * len(x.data)
 
     def reset(self, rank: int) -> None:

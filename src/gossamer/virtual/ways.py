@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import vmap
 
+from gossamer import memory
 from gossamer.flat import Flat
 from gossamer.tasks import Task
 from gossamer.virtual.blocks import scatter
@@ -56,8 +57,8 @@ class Single:
         autocast: Autocast = contextlib.nullcontext,
     ) -> None:
         self.task, self.model, self.autocast = task, copy.deepcopy(model).train(), autocast
-        self.point = torch.zeros(flat.size, dtype=flat.dtype, device=device)
-        self.gradient = torch.zeros_like(self.point)
+        self.point = memory.zeros(flat.size, flat.dtype, device)
+        self.gradient = memory.zeros_like(self.point)
         self.buffers = torch.zeros(buffer_flat.size, dtype=buffer_flat.dtype, device=device)
         parameters, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
         # A vector of several dtypes is of the widest: what is narrower cannot be a view of it.

@@ -1,0 +1,66 @@
+"""Memory for long vectors."""
+
+from __future__ import annotations
+
+import gc
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from gossamer.memory import HUGE, KEPT, zeros, zeros_like
+
+CPU = torch.device("cpu")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("length", [0, 1, HUGE - 4, HUGE, 3 * HUGE + 4])
+def test_vectors_of_any_length_are_zero_and_can_be_written(length: int, dtype: torch.dtype) -> None:
+    vector = zeros(length // dtype.itemsize, dtype, CPU)
+    assert (vector.shape, vector.dtype) == ((length // dtype.itemsize,), dtype)
+    assert not vector.any()
+    vector.fill_(3)
+    assert vector.eq(3).all()
+
+
+def test_long_ones_begin_with_a_page_of_their_own() -> None:
+    vectors = [zeros(HUGE, torch.float32, CPU) for _ in range(3)]
+    assert all(vector.data_ptr() % HUGE == 0 for vector in vectors)
+    assert len({vector.data_ptr() for vector in vectors}) == 3
+
+
+def test_views_keep_their_memory() -> None:
+    view = zeros(HUGE, torch.float32, CPU).fill_(7)[5:10]
+    gc.collect()
+    zeros(HUGE, torch.float32, CPU).fill_(1)
+    assert view.tolist() == [7.0] * 5
+
+
+def test_zeros_like_another_have_its_shape() -> None:
+    like = zeros_like(torch.ones(512, HUGE // 512, dtype=torch.float64))
+    assert (like.shape, like.dtype, like.any()) == ((512, HUGE // 512), torch.float64, False)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="another C library")
+def test_freed_blocks_are_kept_for_the_next_to_come() -> None:
+    script = f"""
+import resource, torch
+from gossamer.memory import keep_freed
+
+def page_faults():
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    for _ in range(10):
+        torch.ones({KEPT // 2})
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
+
+before = page_faults()
+keep_freed({KEPT})
+short = page_faults()
+keep_freed({2 * KEPT})
+torch.ones({KEPT // 2})
+print(before, short, page_faults())
+"""
+    ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    before, short, kept = map(int, ran.stdout.split())
+    assert short > before / 2 > 10 * kept
