@@ -119,6 +119,12 @@ class Cluster:
     def _later(self, time: float, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
         self.events.at(time, ARRIVE, action, *arguments)
 
+    def say(self, news: str) -> None:
+        """Something happened that the person who watches should know."""
+        self.news.append(news)
+        if self.recorder is not None:
+            self.recorder.say(self.events.now, news)
+
     # Life of workers
 
     def _schedule_life(self, hardware: HardwareConfig) -> None:
@@ -157,7 +163,7 @@ class Cluster:
         worker.alive = False
         worker.turn += 1
         worker.lived += now - worker.born
-        self.news.append(f"worker {rank} gone at {now:g}; going on with {sum(w.alive for w in self.workers)}")
+        self.say(f"worker {rank} gone at {now:.4g}; going on with {sum(w.alive for w in self.workers)}")
         if self.recorder is not None:
             self.recorder.gone(rank, now)
         for strand in worker.strands:
@@ -214,7 +220,7 @@ class Cluster:
         else:
             self.updates.reset(worker.rank)
         self.meetings.changed()
-        self.news.append(f"worker {worker.rank} joined at {self.events.now:g} with the weights of worker {peer.rank}")
+        self.say(f"worker {worker.rank} joined at {self.events.now:.4g} with the weights of worker {peer.rank}")
         self._live(worker)
 
     # Gradients and steps

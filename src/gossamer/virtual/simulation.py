@@ -217,7 +217,7 @@ class _Simulation:
             if self.cluster.total_made >= each * len(self.history) and events.settled():
                 self.observe()
         if self.cluster.total_made < self.stop_at:
-            self.cluster.news.append("nothing can happen any more: no worker is left that could go on")
+            self.cluster.say("nothing can happen any more: no worker is left that could go on")
             self.observe()
 
     def close(self) -> None:
@@ -240,9 +240,6 @@ class _Simulation:
         self.history.append(point)
         news = self.cluster.news[self.told :]
         self.told = len(self.cluster.news)
-        if self.cluster.recorder is not None:
-            for item in news:
-                self.cluster.recorder.say(point.time, item)
         if self.watch is not None:
             self.watch(point, self.worker_points(), news)
 
