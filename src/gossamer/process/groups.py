@@ -233,6 +233,9 @@ class Membership:
                     self._align(group, lane)
                 break
             except RuntimeError:
+                if self.given_up():
+                    self.generation, self.present = -1, []
+                    raise Stopped from None
                 self.want(generation + 1)
             finally:
                 self._began.pop(ALIGN, None)
@@ -295,7 +298,9 @@ class Membership:
 
     def _hopeless(self, generation: int, awaited: list[int]) -> bool:
         """Whether some of those who are waited for are not going to come."""
-        return self.wanted > generation or self.groups.stopped() or any(map(self._gone, awaited))
+        if self.wanted > generation or self.groups.stopped() or self.given_up():
+            return True
+        return any(map(self._gone, awaited))
 
     def _await_ready(self, name: str, generation: int, present: list[int]) -> None:
         """Wait until all are ready to build: gloo itself cannot be told that somebody is not going to come."""
