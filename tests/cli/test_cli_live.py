@@ -9,6 +9,7 @@ from rich.console import Console
 from gossamer.cli import live
 from gossamer.cli.live import BARS, SPARKS, Course, LiveView, line, most_telling
 from gossamer.report.view import Row, View, state_of
+from gossamer.train.report import Report
 
 
 def view_of(count, share=0.5, states=None, **changes):
@@ -118,3 +119,10 @@ def test_who_is_slow():
     assert state_of(0.4, [1.0, 1.0, 0.4]) == "slow"
     assert state_of(0.6, [1.0, 1.0, 0.6]) == "training"
     assert [row.rank for row in most_telling(view_of(9, states={1: "silent"}).rows, 3)] == [1, 7, 8]
+
+
+def test_a_workers_loss_is_that_of_its_newest_batches():
+    earlier = Report(0, loss_sum=40.0, loss_count=10)
+    assert Report(0, loss_sum=42.0, loss_count=20).loss_since(earlier) == 0.2
+    assert earlier.loss_since(earlier) is None
+    assert Report(0, loss_sum=3.0, loss_count=1).loss_since(earlier) == 3.0

@@ -63,6 +63,14 @@ class Report:
     def mean_loss(self) -> float | None:
         return self.loss_sum / self.loss_count if self.loss_count else None
 
+    def loss_since(self, earlier: Report) -> float | None:
+        """The mean loss of the mini-batches since an earlier report."""
+        gained = self.loss_count - earlier.loss_count
+        if gained < 0:
+            # It was restarted, and counts anew.
+            return self.mean_loss
+        return (self.loss_sum - earlier.loss_sum) / gained if gained else None
+
 
 class Board:
     """Where the workers of one run leave their reports, and are asked for things by whoever watches them."""

@@ -53,6 +53,7 @@ class Watch:
         self._told = [0] * n
         self._heard = [time.monotonic()] * n
         self._losses = (0.0, 0)
+        self._newest_losses: list[float | None] = [None] * n
         self._began = time.monotonic()
 
     @property
@@ -73,6 +74,9 @@ class Watch:
             if report is None or report == last:
                 continue
             self.reports[rank], self._heard[rank] = report, time.monotonic()
+            newest = report.loss_since(last)
+            if newest is not None:
+                self._newest_losses[rank] = newest
             if len(report.news) < self._told[rank]:
                 # A worker that was restarted begins anew.
                 self._told[rank] = 0
@@ -183,8 +187,8 @@ class Watch:
         c = self.run.config
         speeds = [report.steps / report.seconds if report.seconds else 0.0 for report in self.reports]
         rows = [
-            Row(rank, report.steps, speeds[rank], report.mean_loss, report.exchanges, self._state(rank, speeds))
-            for rank, report in enumerate(self.reports)
+            Row(rank, report.steps, speeds[rank], loss, report.exchanges, self._state(rank, speeds))
+            for rank, (report, loss) in enumerate(zip(self.reports, self._newest_losses, strict=True))
         ]
         last = self.history[-1] if self.history else None
         elapsed = max(report.seconds for report in self.reports)
