@@ -14,6 +14,7 @@ from safetensors.torch import load_file
 
 from gossamer.process.place import free_port
 from gossamer.seeds import stream
+from gossamer.train.looks import Looks
 
 QUADRATIC = ("--task", "quadratic", "--dim", "8", "--lr", "0.05", "--workers", "3", "--steps", "20")
 
@@ -330,3 +331,28 @@ def test_an_environment_that_makes_no_sense_is_one_line(gossamer, monkeypatch, v
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     gossamer("train", "--workers", "3").refused(*words)
+
+
+def test_workers_look_at_the_test_set_now_and_then(gossamer):
+    ran = gossamer(
+        *("train", "--workers", "2", "--steps", "150", "--method", "gossip", "--compute", "20ms", "--json"),
+    )
+    (result,) = ran.document["results"]
+    seen = [point["worker_accuracy"]["mean"] for point in result["history"] if point["worker_accuracy"] is not None]
+    seen = [accuracy for accuracy in seen if accuracy is not None]
+    assert len(seen) > 1
+    assert seen[0] < seen[-1]
+
+
+def test_looks_at_the_test_set_are_as_rare_as_they_are_dear():
+    looks = Looks(every=0, workers=4)
+    assert not looks.due(now=1e9, step=1000)
+    for guess in (5.0, 0.1, 0.2):
+        looks.expect(now=10.0, cost_s=guess)
+    assert not looks.due(now=49.9, step=1)
+    assert looks.due(now=50.1, step=1)
+    looks.took(now=51.0, cost_s=0.2)
+    looks.expect(now=52.0, cost_s=0.001)
+    assert not looks.due(now=130.0, step=1)
+    assert looks.due(now=131.5, step=1)
+    assert [step for step in range(1, 13) if Looks(every=5, workers=4).due(now=0.0, step=step)] == [5, 10]

@@ -46,7 +46,10 @@ DIFFERING = {
         "what it takes",
     ),
     "nodes": ("machines, for topologies that are made for them", "0"),
-    "eval_every": ("steps after which a worker looks at the test set with its own model; 0: only in the end", "0"),
+    "eval_every": (
+        "steps after which a worker looks at the test set with its own model; 0: as often as is cheap",
+        "0",
+    ),
 }
 
 

@@ -7,6 +7,8 @@ import itertools
 import os
 import random
 import socket
+import sys
+from collections import deque
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -83,15 +85,33 @@ def _number(name: str) -> int:
         raise InputError(f"{name} is {os.environ[name]!r} in the environment: expected a whole number") from None
 
 
+_claims: deque[int] = deque()
+"""Open files that stand for the ports given out last."""
+
+_MOST_CLAIMS = 64
+
+
 def free_port() -> int:
-    """A port that nobody listens on.
+    """A port that nobody listens on, and that no other process is given by this function for a while.
 
     Not one that the system would choose: it gives those away to connections, and the next of them may get this one.
     """
     while True:
+        port = random.SystemRandom().randrange(10_000, 16_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
-            probe.bind(("127.0.0.1", random.SystemRandom().randrange(10_000, 16_000)))
-            return int(probe.getsockname()[1])
+            probe.bind(("127.0.0.1", port))
+            if sys.platform == "linux":
+                _claim(port)
+            return port
+
+
+def _claim(port: int) -> None:
+    """Take a name that one process at a time can have, and that is free again when it ends; OSError if it is taken."""
+    with socket.socket(socket.AF_UNIX) as name:
+        name.bind(f"\0gossamer port {port}")
+        _claims.append(name.detach())
+    if len(_claims) > _MOST_CLAIMS:
+        os.close(_claims.popleft())
 
 
 def own_host(meeting_host: str) -> str:

@@ -71,6 +71,11 @@ class Job:
             outputs: Tensor = self.model(inputs)
         return outputs.float() if outputs.dtype == torch.bfloat16 else outputs
 
+    @property
+    def test_batches(self) -> float:
+        """How many mini-batches the test set would make."""
+        return len(self._test[0]) / self.run.config.batch
+
     @torch.no_grad()
     def scores(self) -> tuple[float | None, float | None]:
         """Loss and accuracy on the test set, as far as the task has them."""

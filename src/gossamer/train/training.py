@@ -22,6 +22,7 @@ from gossamer.seeds import stream
 from gossamer.train.checkpoint import Checkpoint, find_checkpoint, worker_file
 from gossamer.train.gate import Gate
 from gossamer.train.job import Job, LossMeter
+from gossamer.train.looks import Looks
 from gossamer.train.order import Order
 from gossamer.train.pace import Pace, StepMeter
 from gossamer.train.recording import open_recording
@@ -67,6 +68,7 @@ class Training:
         method = run.method()
         self.meter = StepMeter(max(1, getattr(method, "period", 1)))
         self.losses = LossMeter(self.job.device)
+        self.looks = Looks(c.eval_every, c.workers)
         self.lockstep = method.lockstep
         self._saved = 0
         self._wanted = 0
@@ -157,14 +159,22 @@ class Training:
         loss = self.job.gradient(number)
         if loss is not None:
             self.losses.add(loss)
+            # Looking is about a third of a gradient.
+            self.looks.expect(began, (time.monotonic() - began) * self.job.test_batches / 3)
         if not self.pace.natural:
             self.job.settle()
             self.pace.keep(began)
         self.job.update(number)
         self.meter.add(time.monotonic())
-        every = self.run.config.eval_every
-        if every and self.made % every == 0 and self.made > number:
+        if self.made > number:
+            self._look_if_due()
+
+    def _look_if_due(self) -> None:
+        began = time.monotonic()
+        if self.looks.due(began, self.made):
             self.report.own_loss, self.report.own_accuracy = self.job.scores()
+            now = time.monotonic()
+            self.looks.took(now, now - began)
 
     def _start_apart(self) -> None:
         """Tasks may start every worker from a place of its own: move there from where all are."""

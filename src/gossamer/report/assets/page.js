@@ -123,11 +123,15 @@ function drawAccuracy() {
   const traces = [];
   find("accuracy-figure").hidden = !data.runs.some((run) => run.curves.accuracy || run.curves.worker_accuracy_mean);
   for (const [run, k] of shownRuns()) {
-    const { accuracy, worker_accuracy_min: least, worker_accuracy_max: most } = run.curves;
+    const { accuracy, worker_accuracy_min: least, worker_accuracy_mean: mean, worker_accuracy_max: most } = run.curves;
     if (least && most) {
       const edge = { line: { width: 0 }, mode: "lines", hoverinfo: "skip", hovertemplate: null };
       traces.push(line(run, k, least, least[state.axis], edge));
       traces.push(line(run, k, most, most[state.axis], { ...edge, fill: "tonexty", fillcolor: faded(colour(k), 0.13) }));
+    }
+    // Of real workers the averaged model is known in the end only.
+    if (mean && mean.value.length > 1 && !(accuracy && accuracy.value.length > 1)) {
+      traces.push(line(run, k, mean, mean[state.axis], { line: { color: colour(k), width: 1.5, dash: "dot" }, hovertemplate: `<b>${escaped(run.name)}</b>, workers  %{y:.1%}<extra></extra>` }));
     }
     if (accuracy) traces.push(line(run, k, accuracy, accuracy[state.axis], { hovertemplate: `<b>${escaped(run.name)}</b>  %{y:.1%}<extra></extra>` }));
   }
