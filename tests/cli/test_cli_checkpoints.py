@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from gossamer.methods import METHODS
+from gossamer.report.recordings import read_recording
 from gossamer.train.checkpoint import find_checkpoint
 from gossamer.train.statefile import read_state, write_state
 
@@ -74,6 +75,7 @@ def test_methods_that_do_not_wait_go_on_to_the_same_number_of_steps(gossamer, ta
     assert set(first) <= {120, 240, 360}
     kept = find_checkpoint(task / "run")
     assert first[-1] <= sum(kept.made) < 360
+    before = read_recording(task / "run", [])
     (result,) = gossamer("train", "--resume", "run", "--json").document["results"]
     assert result["total_steps"] == 360
     # The history goes on where the checkpoint is.
@@ -83,6 +85,12 @@ def test_methods_that_do_not_wait_go_on_to_the_same_number_of_steps(gossamer, ta
     assert steps == sorted(steps)
     assert steps[0] < 120
     assert [json.loads(line) for line in (task / "run" / "metrics.jsonl").read_text().splitlines()] == result["history"]
+    # So does the time in what was recorded: what came after does not lie on what was before.
+    after = read_recording(task / "run", [])
+    assert sum(after["steps"]) > sum(before["steps"])
+    assert after["until"] > before["until"] + 0.015 * (360 - sum(kept.made)) / 3
+    for rank in range(3):
+        assert sum(after["time"][kind][rank] for kind in ("compute", "step", "wait", "dead")) < 1.05 * after["until"]
 
 
 def test_other_workers_start_from_the_average_of_those_that_were(gossamer, task):

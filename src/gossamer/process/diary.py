@@ -19,10 +19,11 @@ class Diary:
         self._in_step_since = self.began
 
     def agree(self, point: MeetingPoint) -> None:
-        """Agree with the others on when the run began: when the first of them says so."""
+        """Agree with the others on when the run began: when the first of them says so, or, where the run is resumed, as
+        long before as it has lasted already."""
         if self.recorder is None:
             return
-        known = point.claim("began", repr(time.time()))
+        known = point.claim("began", repr(time.time() - self.recorder.after))
         if known:
             self.began = time.monotonic() - (time.time() - float(known))
         self._stepped_at = time.monotonic()

@@ -70,6 +70,8 @@ class Recorder:
         self.own, self.sink = tuple(own), sink
         self.timeline = Timeline(len(self.own))
         self.until = 0.0
+        self.after = 0.0
+        """When what was recorded before ended, where the run is a resumed one: its time goes on from there."""
         self.news: list[tuple[float, str]] = []
         self._row = {rank: row for row, rank in enumerate(self.own)}
         self._everybody = self.own == tuple(range(len(self.own)))

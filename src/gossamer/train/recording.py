@@ -22,11 +22,13 @@ class WorkerRecording:
         self.path = folder / WORKERS / (name + RECORDING)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._last_seen_s = _until(before[-1]) if before else None
+        earlier = [_until(path) or 0.0 for path in (folder / WORKERS).glob(f"*{RECORDING}")]
         self._trace = None
         if trace:
             path = folder / WORKERS / (name + TRACE)
             self._trace = TraceFile(path, [rank], began_ns=time.time_ns(), title=f"worker {rank}")
         self.recorder = Recorder([rank], self._trace)
+        self.recorder.after = max(earlier, default=0.0)
         self._sparingly = Sparingly()
 
     def began(self, began_ns: int, now_s: float) -> None:
