@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import mmap
 import subprocess
 import sys
 
@@ -24,6 +25,7 @@ def test_vectors_of_any_length_are_zero_and_can_be_written(length: int, dtype: t
     assert vector.eq(3).all()
 
 
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="there are no huge pages here")
 def test_long_ones_begin_with_a_page_of_their_own() -> None:
     vectors = [zeros(HUGE, torch.float32, CPU) for _ in range(3)]
     assert all(vector.data_ptr() % HUGE == 0 for vector in vectors)
@@ -35,6 +37,11 @@ def test_views_keep_their_memory() -> None:
     gc.collect()
     zeros(HUGE, torch.float32, CPU).fill_(1)
     assert view.tolist() == [7.0] * 5
+
+
+def test_where_there_is_none_left_torch_says_so() -> None:
+    with pytest.raises(RuntimeError, match="can't allocate memory"):
+        zeros(1 << 48, torch.float32, CPU)
 
 
 def test_zeros_like_another_have_its_shape() -> None:

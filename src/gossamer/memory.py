@@ -28,7 +28,11 @@ def zeros(size: int, dtype: torch.dtype, device: torch.device) -> Tensor:
     length = size * dtype.itemsize
     if device.type != "cpu" or length < HUGE or not hasattr(mmap, "MADV_HUGEPAGE"):
         return torch.zeros(size, dtype=dtype, device=device)
-    memory = mmap.mmap(-1, length + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    try:
+        memory = mmap.mmap(-1, length + HUGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError:
+        # Where there is no memory left torch says so.
+        return torch.zeros(size, dtype=dtype, device=device)
     # A system may have been built without them.
     with contextlib.suppress(OSError):
         memory.madvise(mmap.MADV_HUGEPAGE)
@@ -49,4 +53,4 @@ def keep_freed(length: int) -> None:
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if length > KEPT and mallopt is not None:
         mallopt(_M_MMAP_MAX, 0)
-        mallopt(_M_TRIM_THRESHOLD, 2**31 - 1)
+        mallopt(_M_TRIM_THRESHOLD, -1)

@@ -351,8 +351,9 @@ def test_looks_at_the_test_set_are_as_rare_as_they_are_dear():
         looks.expect(now=10.0, cost_s=guess)
     assert not looks.due(now=49.9, step=1)
     assert looks.due(now=50.1, step=1)
+    assert looks.guessing
     looks.took(now=51.0, cost_s=0.2)
-    looks.expect(now=52.0, cost_s=0.001)
+    assert not looks.guessing
     assert not looks.due(now=130.0, step=1)
     assert looks.due(now=131.5, step=1)
     assert [step for step in range(1, 13) if Looks(every=5, workers=4).due(now=0.0, step=step)] == [5, 10]

@@ -24,8 +24,8 @@ class Diary:
         if self.recorder is None:
             return
         known = point.claim("began", repr(time.time() - self.recorder.after))
-        if known:
-            self.began = time.monotonic() - (time.time() - float(known))
+        began = float(known) if known else time.time() - self.recorder.after
+        self.began = time.monotonic() - (time.time() - began)
         self._stepped_at = time.monotonic()
 
     @property

@@ -234,6 +234,7 @@ class Membership:
                 break
             except RuntimeError:
                 if self.given_up():
+                    self.let_go()
                     self.generation, self.present = -1, []
                     raise Stopped from None
                 self.want(generation + 1)

@@ -106,8 +106,11 @@ def free_port() -> int:
 
 
 def _claim(port: int) -> None:
-    """Take a name that one process at a time can have, and that is free again when it ends; OSError if it is taken."""
-    with socket.socket(socket.AF_UNIX) as name:
+    """Take a name that one process at a time can have, and that is free again when it ends; OSError if it is taken.
+
+    Where such names are not to be had ports are given out all the same.
+    """
+    with contextlib.suppress(PermissionError), socket.socket(socket.AF_UNIX) as name:
         name.bind(f"\0gossamer port {port}")
         _claims.append(name.detach())
     if len(_claims) > _MOST_CLAIMS:

@@ -101,21 +101,18 @@ class LossMeter:
     """The losses of a worker's mini-batches, summed where they are computed: the device is never waited for."""
 
     def __init__(self, device: torch.device) -> None:
-        self._sum = torch.zeros((), dtype=torch.float64, device=device)
-        self._count = torch.zeros((), dtype=torch.int64, device=device)
+        self._sum_and_count = torch.zeros(2, dtype=torch.float64, device=device)
         self._bad = torch.zeros((), dtype=torch.int64, device=device)
 
     def add(self, loss: Tensor) -> None:
         finite = torch.isfinite(loss)
-        self._sum += torch.where(finite, loss, 0.0)
-        self._count += finite
+        self._sum_and_count += torch.stack((torch.where(finite, loss, 0.0), finite))
         self._bad = (self._bad + 1) * ~finite
 
-    def sum(self) -> float:
-        return float(self._sum)
-
-    def count(self) -> int:
-        return int(self._count)
+    def sum_and_count(self) -> tuple[float, int]:
+        """Of those that were finite; both as of the same mini-batch, whoever asks."""
+        total, count = self._sum_and_count.tolist()
+        return total, int(count)
 
     def bad_in_a_row(self) -> int:
         """How many of the newest mini-batches had a loss that was not finite."""

@@ -21,8 +21,8 @@ class WorkerRecording:
         name = f"{rank}.{len(before)}." if before else f"{rank}."
         self.path = folder / WORKERS / (name + RECORDING)
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._last_seen_s = _until(before[-1]) if before else None
-        earlier = [_until(path) or 0.0 for path in (folder / WORKERS).glob(f"*{RECORDING}")]
+        self._last_seen_s = max(map(_until, before), default=None)
+        earlier = [_until(path) for path in (folder / WORKERS).glob(f"*{RECORDING}")]
         self._trace = None
         if trace:
             path = folder / WORKERS / (name + TRACE)
@@ -50,11 +50,12 @@ class WorkerRecording:
             self._trace.close()
 
 
-def _until(path: Path) -> float | None:
+def _until(path: Path) -> float:
+    """When a recording ends; 0 if it cannot be read."""
     try:
         return float(json.loads(path.read_text(encoding="utf-8"))["until"])
     except (OSError, ValueError, KeyError, TypeError):
-        return None
+        return 0.0
 
 
 def open_recording(folder: Path | None, rank: int, trace: bool) -> WorkerRecording | None:

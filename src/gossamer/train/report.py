@@ -44,7 +44,7 @@ class Report:
     refused: int = 0
     """Messages that were not finite or absurdly large."""
     own_loss: float | None = None
-    """Of its own model on the test set, when that was last looked at: in the end, before the last average."""
+    """Of its own model on the test set, when that was last looked at; in the end, before the last average."""
     own_accuracy: float | None = None
     loss: float | None = None
     """Of the averaged model on the test set, in the end."""

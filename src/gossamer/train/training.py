@@ -159,8 +159,10 @@ class Training:
         loss = self.job.gradient(number)
         if loss is not None:
             self.losses.add(loss)
-            # Looking is about a third of a gradient.
-            self.looks.expect(began, (time.monotonic() - began) * self.job.test_batches / 3)
+            if self.looks.guessing:
+                self.job.settle()
+                # Looking is about a third of a gradient.
+                self.looks.expect(began, (time.monotonic() - began) * self.job.test_batches / 3)
         if not self.pace.natural:
             self.job.settle()
             self.pace.keep(began)
@@ -172,7 +174,9 @@ class Training:
     def _look_if_due(self) -> None:
         began = time.monotonic()
         if self.looks.due(began, self.made):
-            self.report.own_loss, self.report.own_accuracy = self.job.scores()
+            # A model may draw random numbers also when it is looked at: those of the training stay what they are.
+            with torch.random.fork_rng([self.job.device] if self.job.device.type == "cuda" else []):
+                self.report.own_loss, self.report.own_accuracy = self.job.scores()
             now = time.monotonic()
             self.looks.took(now, now - began)
 
@@ -322,8 +326,8 @@ class Training:
         report.steps, report.seconds = self.made, before.seconds + time.monotonic() - self._began
         report.step_s = self.meter.mean_s()
         report.idle_s, report.consensus = before.idle_s + metrics.idle_s, metrics.consensus
-        report.loss_sum = before.loss_sum + self.losses.sum()
-        report.loss_count = before.loss_count + self.losses.count()
+        loss_sum, loss_count = self.losses.sum_and_count()
+        report.loss_sum, report.loss_count = before.loss_sum + loss_sum, before.loss_count + loss_count
         report.exchanges = before.exchanges + metrics.exchanges
         report.bytes_sent = before.bytes_sent + metrics.bytes_sent
         report.lost, report.refused = before.lost + metrics.lost, before.refused + metrics.refused
