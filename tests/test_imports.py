@@ -17,7 +17,7 @@ FORBIDDEN = {
 
 # Who may import whom: only from the same layer or one below.
 LAYERS = (
-    {"errors", "settings", "seeds", "flat", "pieces", "effects", "worker"}
+    {"errors", "settings", "seeds", "flat", "memory", "pieces", "effects", "worker"}
     | {"topology", "compress", "optim", "recording"},
     {"methods", "tasks"},
     {"virtual", "process", "config"},
