@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import torch
 from torch import Tensor
 
 PIECE = 1 << 17
@@ -24,3 +25,8 @@ def pieces(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         return
     for start in range(0, length, PIECE):
         yield tuple(vector[start : start + PIECE] for vector in vectors)
+
+
+def distance(one: Tensor, other: Tensor) -> float:
+    """‖one − other‖, without a third vector as long."""
+    return sum(float(torch.linalg.vector_norm(a - b)) ** 2 for a, b in pieces(one, other)) ** 0.5

@@ -23,9 +23,9 @@ class Diary:
         long before as it has lasted already."""
         if self.recorder is None:
             return
-        known = point.claim("began", repr(time.time() - self.recorder.after))
-        began = float(known) if known else time.time() - self.recorder.after
-        self.began = time.monotonic() - (time.time() - began)
+        own = time.time() - self.recorder.after
+        known = point.claim("began", repr(own))
+        self.began = time.monotonic() - (time.time() - (float(known) if known else own))
         self._stepped_at = time.monotonic()
 
     @property

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from gossamer.effects import Pair, Swap
-from gossamer.pieces import PIECE, pieces
+from gossamer.pieces import PIECE, distance
 from gossamer.process.deadline import Deadline
 from gossamer.process.diary import Diary
 from gossamer.process.edge import Edge, Lost
@@ -132,7 +132,7 @@ class Exchanges:
             self._adopt(received, buffers, swap.peer, sick)
             return None
         if len(sent) <= PIECE or self.counts.exchanges % MEASURED == 0:
-            self.counts.consensus = _distance(sent, received) / 2**0.5
+            self.counts.consensus = distance(sent, received) / 2**0.5
         self.counts.exchanges += 1
         return self.staging.to_device(received)
 
@@ -174,7 +174,3 @@ class Exchanges:
 def absurd(length: float, beside: float) -> bool:
     """Whether a vector of this length is not finite, or absurdly long beside another."""
     return not length <= ABSURD * (beside + 1.0)
-
-
-def _distance(one: Tensor, other: Tensor) -> float:
-    return sum(float(torch.linalg.vector_norm(a - b)) ** 2 for a, b in pieces(one, other)) ** 0.5

@@ -51,7 +51,7 @@ class Staging:
             if self._cuda:
                 self._buffers[key] = torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
             else:
-                self._buffers[key] = memory.zeros(like.numel(), like.dtype, self.device).view(like.shape)
+                self._buffers[key] = memory.zeros_like(like)
         return self._buffers[key]
 
     def to_host(self, tensor: Tensor, name: str) -> Tensor:

@@ -15,6 +15,7 @@ import torch
 
 from gossamer.config import Run
 from gossamer.errors import InputError
+from gossamer.pieces import distance
 from gossamer.process.place import Place
 from gossamer.process.swarm import Swarm
 from gossamer.runfolder import CHECKPOINTS, WORKERS, save_model
@@ -384,5 +385,5 @@ def _vector(job: Job) -> torch.Tensor:
 
 def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
     """How far apart two models are; 0 for those that are alike up to the rounding of a mean."""
-    distance = float(torch.linalg.vector_norm(a - b))
-    return distance if distance > ROUNDING * float(torch.linalg.vector_norm(b)) else 0.0
+    apart = distance(a, b)
+    return apart if apart > ROUNDING * float(torch.linalg.vector_norm(b)) else 0.0

@@ -163,7 +163,7 @@ class Cluster:
         worker.alive = False
         worker.turn += 1
         worker.lived += now - worker.born
-        self.say(f"worker {rank} gone at {now:.6g}; going on with {sum(w.alive for w in self.workers)}")
+        self.say(f"worker {rank} gone at {now:g}; going on with {sum(w.alive for w in self.workers)}")
         if self.recorder is not None:
             self.recorder.gone(rank, now)
         for strand in worker.strands:
@@ -220,7 +220,7 @@ class Cluster:
         else:
             self.updates.reset(worker.rank)
         self.meetings.changed()
-        self.say(f"worker {worker.rank} joined at {self.events.now:.6g} with the weights of worker {peer.rank}")
+        self.say(f"worker {worker.rank} joined at {self.events.now:g} with the weights of worker {peer.rank}")
         self._live(worker)
 
     # Gradients and steps
