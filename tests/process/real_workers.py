@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import multiprocessing
 import os
+import re
 import signal
+import tempfile
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 from training_script import train
@@ -24,6 +28,21 @@ Script = Callable[..., None]
 """What a worker runs: called with its rank, its environment, its order and where to report to."""
 
 
+FRAMES = 4
+"""So many of each thread are told where a worker is stuck."""
+
+
+def watched(script: Script, stacks: str, *arguments: Any) -> None:
+    """A worker that writes down what it is doing when it is asked, even if its interpreter stands still."""
+    with open(stacks, "w") as file:
+        faulthandler.register(signal.SIGUSR1, file)
+        script(*arguments)
+
+
+class Late(AssertionError):
+    """A worker is stuck, or slow."""
+
+
 class RealWorker:
     """One process and what it reports."""
 
@@ -31,7 +50,9 @@ class RealWorker:
         self.rank = rank
         self.reports: list[Report] = []
         self._incoming, outgoing = FORKS.Pipe(duplex=False)
-        self.process = FORKS.Process(target=script, args=(rank, environment, order, outgoing))
+        handle, self._stacks = tempfile.mkstemp(prefix="gossamer-stacks-")
+        os.close(handle)
+        self.process = FORKS.Process(target=watched, args=(script, self._stacks, rank, environment, order, outgoing))
         self.process.start()
         outgoing.close()
 
@@ -51,6 +72,20 @@ class RealWorker:
         self.process.kill()
         self.process.join()
         self._incoming.close()
+        Path(self._stacks).unlink(missing_ok=True)
+
+    def doing(self) -> str:
+        """What its threads are at, on one line: that is what survives of a failure in a long log."""
+        if not self.process.is_alive():
+            return f"worker {self.rank} has ended"
+        self.signal(signal.SIGUSR1)
+        time.sleep(0.5)
+        while self.waiting():
+            self.next()
+        threads = Path(self._stacks).read_text().split("\n\n")
+        calls = [re.findall(r'([^/"]+)\.py", line (\d+) in (\S+)', thread)[:FRAMES] for thread in threads]
+        told = [" < ".join(f"{file}:{line} {name}" for file, line, name in frames) for frames in calls]
+        return f"worker {self.rank}, after {self.reports[-1:]}: {' | '.join(told)}"
 
     def until(self, wanted: Callable[[Report], bool], within_s: float = 60.0) -> Report:
         """The first report from now on that is wanted."""
@@ -58,7 +93,7 @@ class RealWorker:
         while self.waiting(max(0.0, end - time.monotonic())):
             if wanted(self.next()):
                 return self.reports[-1]
-        raise AssertionError(f"worker {self.rank} did not report in {within_s} s; its last: {self.reports[-1:]}")
+        raise Late(f"worker {self.rank} did not report in {within_s} s")
 
     def waiting(self, within_s: float = 0.0) -> bool:
         """Whether there is a report that was not read yet."""
@@ -94,9 +129,13 @@ class RealWorkers:
     def __enter__(self) -> RealWorkers:
         return self
 
-    def __exit__(self, *_: object) -> None:
-        for worker in self.workers:
-            worker.end()
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        try:
+            if isinstance(error, Late):
+                raise Late("; ".join([str(error), *(worker.doing() for worker in self.workers)])) from None
+        finally:
+            for worker in self.workers:
+                worker.end()
 
     def __getitem__(self, rank: int) -> RealWorker:
         return self.workers[rank]
