@@ -85,8 +85,8 @@ class State(Protocol):
 class Membership:
     """Who is there for one purpose, over its generations, and the process groups among them."""
 
-    def __init__(self, groups: Groups, purpose: str, owner: str) -> None:
-        self.groups, self.owner = groups, owner
+    def __init__(self, groups: Groups, purpose: str, owner: str, over: Callable[[], bool]) -> None:
+        self.groups, self.owner, self.over = groups, owner, over
         self.until_done = purpose != FINISH
         """A worker that is done with its training is not waited for."""
         self.aligned = purpose == TRAIN
@@ -151,7 +151,7 @@ class Membership:
                     if self.generation == generation:
                         self.let_go()
                         self.want(generation + 1)
-                if self.groups.stopped():
+                if self.over():
                     raise Stopped from None
                 if lane != self.owner:
                     raise Aborted from None
@@ -254,7 +254,7 @@ class Membership:
         point, rank = self.groups.point, self.groups.rank
         name = f"{self.key}/{generation}"
         while True:
-            if self.groups.stopped() or self.given_up():
+            if self.over() or self.given_up():
                 raise Stopped
             point.set(f"{name}/here/{rank}", "1")
             found = point.get(f"{name}/members")
@@ -299,7 +299,7 @@ class Membership:
 
     def _hopeless(self, generation: int, awaited: list[int]) -> bool:
         """Whether some of those who are waited for are not going to come."""
-        if self.wanted > generation or self.groups.stopped() or self.given_up():
+        if self.wanted > generation or self.over() or self.given_up():
             return True
         return any(map(self._gone, awaited))
 
@@ -402,12 +402,13 @@ class Groups:
         state: State,
         owner: str,
         stopped: Callable[[], bool],
+        ended: Callable[[], bool],
     ) -> None:
         self.rank, self.everybody = rank, range(workers)
-        self.point, self.beats, self.state, self.stopped = point, beats, state, stopped
-        self.train = Membership(self, TRAIN, owner)
-        self.averaged = Membership(self, AVERAGED, FOREGROUND)
-        self.finish = Membership(self, FINISH, FOREGROUND)
+        self.point, self.beats, self.state = point, beats, state
+        self.train = Membership(self, TRAIN, owner, stopped)
+        self.averaged = Membership(self, AVERAGED, FOREGROUND, stopped)
+        self.finish = Membership(self, FINISH, FOREGROUND, ended)
 
     def tend(self, training: bool) -> None:
         """Hear what the others want; beside the training, or what comes after it."""

@@ -44,7 +44,7 @@ class Pairing:
         """This worker is new and wants a peer's weights before it gives any."""
         self._changed = threading.Condition()
         self._willing = False
-        self._offered: tuple[int, int] | None = None
+        self._offered: tuple[Edge, int] | None = None
         self._agreed: Agreement | None = None
         self._offers = 0
 
@@ -81,10 +81,10 @@ class Pairing:
                 if agreement is not None:
                     return agreement
                 self._offers += 1
-                self._offered = (peer, self._offers)
+                self._offered = (edge, self._offers)
             began = time.monotonic()
             try:
-                edge.tell(OFFER, self._offers, int(self.fresh), within_s=self.reply.seconds)
+                edge.tell(OFFER, self._offers, int(self.fresh), edge.num_swaps, within_s=self.reply.seconds)
             except Lost:
                 with self._changed:
                     self._offered = None
@@ -116,21 +116,23 @@ class Pairing:
 
     def hear(self, edge: Edge, words: tuple[int, ...]) -> None:
         """A message over ``edge``; called by the thread that listens to it."""
-        kind, number, fresh, peer = words[0], words[1], bool(words[2]), edge.peer
+        kind, number, fresh, swaps_before = words
         answer = None
         with self._changed:
             if kind == OFFER:
-                crossing = self._offered is not None and self._offered[0] == peer
+                crossing = self._offered is not None and self._offered[0] is edge
                 free = self._willing and self._agreed is None and (self._offered is None or crossing)
+                # One that crossed ours may have come to be heard only after the exchange that ours has led to.
+                free &= swaps_before == edge.num_swaps
                 if free and not (fresh and self.fresh):
                     # An offer that crosses ours is accepted all the same: ours may have been declined already.
-                    self._offered, self._agreed = None, Agreement(edge, fresh, offered=crossing)
+                    self._offered, self._agreed = None, Agreement(edge, bool(fresh), offered=crossing)
                     answer = ACCEPT
                 else:
                     answer = DECLINE
-            elif kind == ACCEPT and self._offered == (peer, number):
-                self._offered, self._agreed = None, Agreement(edge, fresh, offered=True)
-            elif kind == DECLINE and self._offered == (peer, number):
+            elif kind == ACCEPT and self._offered == (edge, number):
+                self._offered, self._agreed = None, Agreement(edge, bool(fresh), offered=True)
+            elif kind == DECLINE and self._offered == (edge, number):
                 self._offered = None
             self._changed.notify_all()
         if answer is not None:

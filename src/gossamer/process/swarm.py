@@ -86,7 +86,14 @@ class Swarm:
         # Whoever averages beside the training also rebuilds its groups; it never holds up a step.
         owner = BACKGROUND if has_background and not method.lockstep else FOREGROUND
         self.groups = Groups(
-            place.rank, topology.workers, self.point, self.beats, self.state, owner, lambda: self.driver.stopped
+            place.rank,
+            topology.workers,
+            self.point,
+            self.beats,
+            self.state,
+            owner,
+            stopped=lambda: self.driver.stopped,
+            ended=lambda: self.driver.ended,
         )
         neighbours = topology.neighbours(place.rank) if method.pairwise else ()
         self.exchanges = Exchanges(
@@ -166,6 +173,11 @@ class Swarm:
         self.point.set(f"address/{self.place.rank}", self._address)
         self.point.set(f"done/{self.place.rank}", str(int(self._done)))
 
+    def _say_done(self) -> None:
+        """Once we are; again and again: the store may be another by now, and what was said at a move may be older."""
+        if self._done:
+            self.point.set(f"done/{self.place.rank}", "1")
+
     def _say_again(self) -> None:
         """Leave all our entries at a store that may be a new one.
 
@@ -202,6 +214,7 @@ class Swarm:
             with contextlib.suppress(RuntimeError):
                 self.point.seek_earlier()
                 self.beats.beat()
+                self._say_done()
                 self._look_at(next(turns))
                 self.exchanges.tend()
                 self.groups.tend(training=not self._done)
@@ -320,7 +333,6 @@ class Swarm:
         self._await_others()
         self.driver.drain()
         self.driver.stop_background(self.exchanges.longest_s + 1)
-        self.driver.stopped = False
         while not self._end_together():
             pass
         self.binding.load_weights(self.binding.x)
@@ -398,9 +410,8 @@ class Swarm:
         """Wait until every worker alive is done, serving those that are not."""
         since = time.monotonic()
         left = False
+        self._say_done()
         while True:
-            # Again and again: the store may be another by now.
-            self.point.set(f"done/{self.place.rank}", "1")
             if self._all_done():
                 return
             if not left and time.monotonic() - since > GRACE_S:
