@@ -1,0 +1,164 @@
+"""Who exchanges with whom, whatever the order in which threads run and messages are heard.
+
+All threads of all workers take turns here, at the places where real ones may overtake each other, and chance says whose
+turn it is. Messages of one worker to another are heard in the order they were sent in, as over a connection.
+"""
+
+from __future__ import annotations
+
+import itertools
+import random
+import threading
+from collections import deque
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gossamer.process import pairing
+from gossamer.process.pairing import Pairing
+
+EXCHANGES = 20
+PATIENCE = 5_000
+"""In so many turns something happens, unless somebody waits for what will never come."""
+
+
+class Turns:
+    """Threads of which one runs at a time."""
+
+    def __init__(self, seed: int) -> None:
+        self.chance = random.Random(seed)
+        self.happened = False
+        self._waiting: dict[threading.Thread, threading.Semaphore] = {}
+        self._back = threading.Semaphore(0)
+        self._given_up = False
+
+    def begin(self, call: Callable[[], None]) -> threading.Thread:
+        def run() -> None:
+            try:
+                self._wait()
+                call()
+            except StopIteration:
+                pass
+            finally:
+                del self._waiting[thread]
+                self._back.release()
+
+        thread = threading.Thread(target=run, daemon=True)
+        self._waiting[thread] = threading.Semaphore(0)
+        thread.start()
+        return thread
+
+    def pass_on(self, *_: object) -> None:
+        """Others may run now."""
+        self._back.release()
+        self._wait()
+
+    def _wait(self) -> None:
+        self._waiting[threading.current_thread()].acquire()
+        if self._given_up:
+            raise StopIteration
+
+    def run(self, awaited: list[threading.Thread]) -> bool:
+        """Whether those who are awaited have ended, before nothing happened for too long."""
+        still = 0
+        while still < PATIENCE and any(thread in self._waiting for thread in awaited):
+            self.happened = False
+            self._one_turn(self.chance.choice(list(self._waiting)))
+            still = 0 if self.happened else still + 1
+        ended = still < PATIENCE
+        self._given_up = True
+        for thread in list(self._waiting):
+            self._one_turn(thread)
+        return ended
+
+    def _one_turn(self, thread: threading.Thread) -> None:
+        self._waiting[thread].release()
+        self._back.acquire()
+
+
+class End:
+    """One end of an edge, as its worker sees it."""
+
+    open = True
+
+    def __init__(self, peer: int, turns: Turns) -> None:
+        self.peer, self.turns = peer, turns
+        self.num_swaps = 0
+        self.heard: deque[tuple[int, ...]] = deque()
+        self.began = 0
+        self.other: End
+
+    def tell(self, *words: int, within_s: float) -> None:
+        # What was decided may be said later.
+        self.turns.pass_on()
+        self.other.heard.append(words + (0,) * (4 - len(words)))
+        self.turns.pass_on()
+
+    def swap(self) -> None:
+        self.began += 1
+        while self.other.began < self.began:
+            self.turns.pass_on()
+        self.num_swaps += 1
+
+
+class Worker:
+    def __init__(self, rank: int, ends: dict[int, End], turns: Turns, stopped: Callable[[], bool]) -> None:
+        self.ends, self.turns, self.stopped = ends, turns, stopped
+        self.exchanges = 0
+        neighbourhood: Any = SimpleNamespace(open=lambda: list(ends), edge=ends.get)
+        self.pairing = Pairing(neighbourhood, np.random.default_rng(turns.chance.randrange(2**32) + rank), stopped)
+        self.pairing._changed = _Changed(turns)  # type: ignore[assignment]
+
+    def gossip(self) -> None:
+        while (agreement := self.pairing.agree(lambda: self.turns.chance.choice([0.0, 1.0]))) is not None:
+            agreement.edge.swap()  # type: ignore[call-arg]
+            self.exchanges += 1
+            self.turns.happened = True
+
+    def listen(self, end: Any) -> None:
+        while True:
+            self.turns.pass_on()
+            if end.heard:
+                self.pairing.hear(end, end.heard.popleft())
+
+
+class _Changed:
+    """A condition among threads of which one runs at a time, and none is interrupted while it holds this."""
+
+    def __init__(self, turns: Turns) -> None:
+        self.wait = turns.pass_on
+
+    def __enter__(self) -> None: ...
+    def __exit__(self, *_: object) -> None: ...
+    def notify_all(self) -> None: ...
+
+
+@pytest.mark.parametrize("count", [2, 3])
+@settings(max_examples=100)
+@given(seed=st.integers(0, 2**32))
+def test_who_begins_an_exchange_is_never_alone_in_it(count: int, seed: int) -> None:
+    turns = Turns(seed)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pairing, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=turns.pass_on))
+        ends: dict[int, dict[int, End]] = {rank: {} for rank in range(count)}
+        for one, other in itertools.permutations(range(count), 2):
+            ends[one][other] = End(other, turns)
+        for one, other in itertools.permutations(range(count), 2):
+            ends[one][other].other = ends[other][one]
+        workers: list[Worker] = []
+
+        def stopped() -> bool:
+            return sum(worker.exchanges for worker in workers) >= 2 * EXCHANGES
+
+        workers += [Worker(rank, ends[rank], turns, stopped) for rank in range(count)]
+        gossiping = [turns.begin(worker.gossip) for worker in workers]
+        for worker in workers:
+            for end in worker.ends.values():
+                turns.begin(lambda worker=worker, end=end: worker.listen(end))  # type: ignore[misc]
+        assert turns.run(gossiping), "somebody waits for a peer that does not come"
+    assert sum(worker.exchanges for worker in workers) >= 2 * EXCHANGES
