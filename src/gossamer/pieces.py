@@ -19,10 +19,10 @@ def pieces(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     nothing.
     """
     length = len(vectors[0])
-    assert all(len(vector) == length for vector in vectors)
     if length <= PIECE or any(not isinstance(v, Tensor) or v.device.type != "cpu" for v in vectors):
         yield vectors
         return
+    assert all(len(vector) == length for vector in vectors)
     for start in range(0, length, PIECE):
         yield tuple(vector[start : start + PIECE] for vector in vectors)
 
