@@ -8,6 +8,9 @@ from torch import Tensor
 GATHER_BYTES = 256 << 20
 """How much may be gathered from a matrix at a time."""
 
+WIDE_BYTES = 1 << 20
+"""Rows at least this long are worked on one by one, where they lie: copying them would cost more than it saves."""
+
 
 def scatter(data: Tensor, index: Tensor, block: Tensor) -> None:
     """``data[index] = block``, for rows that differ."""

@@ -94,7 +94,7 @@ class Cluster:
         """Training losses since they were last looked at."""
         self._jobs: list[tuple[int, int, float]] = []
 
-        common = evaluator.start()
+        common = evaluator.start(self.parameters.data[0])
         for rank in range(self.num_workers):
             self.parameters.data[rank].copy_(common if start is None else start[rank])
         self.workers = [VirtualWorker(self, rank) for rank in range(self.num_workers)]

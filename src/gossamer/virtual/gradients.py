@@ -95,9 +95,8 @@ class Evaluator:
         row = self.flat.size * torch.finfo(self.flat.dtype).bits // 8
         return max(1, CHUNK_BYTES // (3 * row + sample))
 
-    def start(self) -> Tensor:
+    def start(self, out: Tensor) -> Tensor:
         """The model's own parameters as one vector."""
-        out = torch.empty(self.flat.size, dtype=self.flat.dtype, device=self.device)
         return self.flat.pack(dict(self.model.named_parameters()), out)
 
     def gradients(self, points: Tensor, ranks: list[int], steps: list[int]) -> Tensor:

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from gossamer import memory
+from gossamer.virtual.blocks import WIDE_BYTES
 from gossamer.virtual.programs import Program, executor
 from gossamer.virtual.rows import Row, Slot, Temporary, dense
 
@@ -31,9 +32,6 @@ WAVE = 1 << 20
 
 PENDING_LIMIT = 1 << 14
 """Operations written down before they are executed whether somebody looks or not."""
-
-WIDE_BYTES = 1 << 20
-"""Rows at least this long are worked on one by one, in place: gathering them would cost more than it saves."""
 
 
 class Matrix:

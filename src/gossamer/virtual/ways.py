@@ -18,7 +18,7 @@ from torch.func import vmap
 from gossamer import memory
 from gossamer.flat import Flat
 from gossamer.tasks import Task
-from gossamer.virtual.blocks import scatter
+from gossamer.virtual.blocks import WIDE_BYTES, scatter
 
 LANES = 4
 """Workers whose gradients a captured graph computes side by side."""
@@ -43,8 +43,9 @@ class Way(Protocol):
 class Single:
     """One worker after the other.
 
-    A worker's row is copied into the vector that the parameters of one model are views of; ``backward`` adds to
-    gradients that are views of another. For a small model that takes half the time of ``functional_call``.
+    A worker's row is copied into the vector that the parameters of one model are views of (a long row becomes that
+    vector); ``backward`` adds to gradients that are views of another. For a small model that takes half the time of
+    ``functional_call``.
     """
 
     def __init__(
@@ -57,8 +58,7 @@ class Single:
         autocast: Autocast = contextlib.nullcontext,
     ) -> None:
         self.task, self.model, self.autocast = task, copy.deepcopy(model).train(), autocast
-        self.point = memory.zeros(flat.size, flat.dtype, device)
-        self.gradient = memory.zeros_like(self.point)
+        self.gradient = memory.zeros(flat.size, flat.dtype, device)
         self.buffers = torch.zeros(buffer_flat.size, dtype=buffer_flat.dtype, device=device)
         parameters, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
         # A vector of several dtypes is of the widest: what is narrower cannot be a view of it.
@@ -66,22 +66,31 @@ class Single:
         self.narrow_buffers = [
             (part, buffers[part.name]) for part in buffer_flat.parts if part.dtype != buffer_flat.dtype
         ]
-        for part in flat.parts:
-            if part.dtype == flat.dtype:
-                parameters[part.name].data = part.view(self.point)
-                parameters[part.name].grad = part.view(self.gradient)
+        self.viewing = [(part, parameters[part.name]) for part in flat.parts if part.dtype == flat.dtype]
+        for part, parameter in self.viewing:
+            parameter.grad = part.view(self.gradient)
+        self.look_at(memory.zeros_like(self.gradient))
         for part in buffer_flat.parts:
             if part.dtype == buffer_flat.dtype:
                 buffers[part.name].data = part.view(self.buffers)
         self.counters = [buffer for buffer in buffers.values() if not buffer.is_floating_point()]
         self.counted = [counter.clone() for counter in self.counters]
 
+    def look_at(self, point: Tensor) -> None:
+        """Compute at what this vector holds, from now on."""
+        self.point = point
+        for part, parameter in self.viewing:
+            parameter.data = part.view(point)
+
     def __call__(
         self, points: Tensor, buffers: Tensor, ranks: list[int], index: Tensor, inputs: Tensor, targets: Tensor
     ) -> Tensor:
         losses = []
         for rank, x, y in zip(ranks, inputs, targets, strict=True):
-            self.point.copy_(points[rank])
+            if points[rank].nbytes < WIDE_BYTES:
+                self.point.copy_(points[rank])
+            else:
+                self.look_at(points[rank])
             self.buffers.copy_(buffers[rank])
             losses.append(self.compute(x, y))
             points[rank].copy_(self.gradient)
