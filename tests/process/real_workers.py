@@ -34,6 +34,8 @@ FRAMES = 4
 
 def watched(script: Script, stacks: str, *arguments: Any) -> None:
     """A worker that writes down what it is doing when it is asked, even if its interpreter stands still."""
+    # Whatever is started in the background of a shell, and all it starts, would not hear Ctrl-C.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with open(stacks, "w") as file:
         faulthandler.register(signal.SIGUSR1, file)
         script(*arguments)

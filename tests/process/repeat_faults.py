@@ -57,6 +57,7 @@ def collect(settings: Path, folder: Path, chosen: str, runs: int) -> list[str]:
 def run_tests(settings: Path, folder: Path, tests: list[str], chosen: argparse.Namespace, runs: int) -> list[Path]:
     """Run all tests, so many at once; returns the outputs of those processes that failed."""
     shards = [tests[first :: chosen.at_once] for first in range(min(chosen.at_once, len(tests)))]
+    folder.mkdir()
     logs = [folder / f"part-{number}.log" for number in range(len(shards))]
 
     def run(log: Path, shard: list[str]) -> bool:
@@ -87,7 +88,7 @@ def main() -> int:
     for first in range(0, chosen.runs, RUNS_AT_A_TIME):
         runs = min(RUNS_AT_A_TIME, chosen.runs - first)
         tests = collect(settings, folder, chosen.tests, runs)
-        failed = run_tests(settings, folder, tests, chosen, runs)
+        failed = run_tests(settings, folder / f"from-{first + 1}", tests, chosen, runs)
         for log in failed:
             text = log.read_text(errors="replace").splitlines()
             print("\n".join(line for line in text if not line.startswith(("[W", "[E", "frame #")))[-20_000:])
