@@ -8,11 +8,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch import nn
+from torch.func import functional_call
 
 from gossamer import optim
 from gossamer.config import make_schedule, resolve
 from gossamer.errors import InputError
-from gossamer.tasks import Task
+from gossamer.tasks import Batches, Task
+from gossamer.virtual.blocks import WIDE_BYTES
+from gossamer.virtual.gradients import Evaluator
 from gossamer.virtual.simulation import make_cluster, simulate
 from plain_training import (
     batches_of,
@@ -48,6 +52,31 @@ def test_batched_gradients_are_those_of_one_worker_after_the_other(task, text):
     assert one.final.train_loss == pytest.approx(other.final.train_loss, rel=1e-5)
     for name, tensor in one.weights.items():
         torch.testing.assert_close(tensor, other.weights[name], rtol=0, atol=1e-5)
+
+
+def test_long_rows_are_evaluated_where_they_lie():
+    task = Task(
+        name="wide",
+        model=lambda: nn.Linear(512, 600),
+        train=(torch.randn(8, 512), torch.randn(8, 600)),
+        test=(torch.randn(2, 512), torch.randn(2, 600)),
+        loss=nn.functional.mse_loss,
+    )
+    batches = [Batches(np.arange(8), 4, seed=0, rank=rank) for rank in range(3)]
+    evaluator = Evaluator(task, task.model(), batches, seed=0, device=torch.device("cpu"), way="loop")
+    points = torch.randn(3, evaluator.flat.size)
+    assert points[0].nbytes >= WIDE_BYTES
+    rows = points.clone()
+    losses = evaluator.gradients(rows, [2, 0], [5, 1])
+    torch.testing.assert_close(rows[1], points[1], rtol=0, atol=0)
+    for rank, step, loss in zip([2, 0], [5, 1], losses, strict=True):
+        taken = torch.from_numpy(batches[rank].take(step))
+        named = {name: view.clone().requires_grad_() for name, view in evaluator.flat.views(points[rank]).items()}
+        alone = task.loss(functional_call(task.model(), named, (task.train[0][taken],)), task.train[1][taken])
+        gradients = torch.autograd.grad(alone, list(named.values()))
+        assert float(loss) == pytest.approx(float(alone.detach()), rel=1e-5)
+        expected = evaluator.flat.pack(dict(zip(named, gradients, strict=True)), torch.empty_like(points[0]))
+        torch.testing.assert_close(rows[rank], expected)
 
 
 @pytest.mark.parametrize("way", ["batched", "loop"])
