@@ -22,6 +22,7 @@ from gossamer.errors import InputError
 from gossamer.flat import Flat
 from gossamer.seeds import stream
 from gossamer.tasks import Batches, Task
+from gossamer.virtual.blocks import WIDE_BYTES
 from gossamer.virtual.ways import LANES, Autocast, Batched, BatchedGraphs, Single, SingleGraph, Way
 
 WAYS = ("auto", "batched", "graph", "loop")
@@ -122,7 +123,7 @@ class Evaluator:
             most = min(self.chunk, len(points))
             return BatchedGraphs(batched, most) if self.device.type == "cuda" else batched
         make = partial(Single, self.task, self.model, self.flat, self.buffer_flat, self.device, self.autocast)
-        return SingleGraph(make) if self.way == "graph" else make()
+        return SingleGraph(make) if self.way == "graph" else make(in_place=points[0].nbytes >= WIDE_BYTES)
 
     def _loss(
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor

@@ -18,7 +18,7 @@ from torch.func import vmap
 from gossamer import memory
 from gossamer.flat import Flat
 from gossamer.tasks import Task
-from gossamer.virtual.blocks import WIDE_BYTES, scatter
+from gossamer.virtual.blocks import scatter
 
 LANES = 4
 """Workers whose gradients a captured graph computes side by side."""
@@ -43,9 +43,9 @@ class Way(Protocol):
 class Single:
     """One worker after the other.
 
-    A worker's row is copied into the vector that the parameters of one model are views of (a long row becomes that
-    vector); ``backward`` adds to gradients that are views of another. For a small model that takes half the time of
-    ``functional_call``.
+    A worker's row is copied into the vector that the parameters of one model are views of; ``backward`` adds to
+    gradients that are views of another. For a small model that takes half the time of ``functional_call``.
+    ``in_place``, for long rows: the row becomes that vector, and takes the gradients that ``backward`` makes.
     """
 
     def __init__(
@@ -56,54 +56,63 @@ class Single:
         buffer_flat: Flat,
         device: torch.device,
         autocast: Autocast = contextlib.nullcontext,
+        in_place: bool = False,
     ) -> None:
-        self.task, self.model, self.autocast = task, copy.deepcopy(model).train(), autocast
-        self.gradient = memory.zeros(flat.size, flat.dtype, device)
+        self.task, self.autocast, self.in_place = task, autocast, in_place
+        self.point = memory.zeros(flat.size, flat.dtype, device)
+        self.gradient = self.point if in_place else memory.zeros_like(self.point)
         self.buffers = torch.zeros(buffer_flat.size, dtype=buffer_flat.dtype, device=device)
-        parameters, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
         # A vector of several dtypes is of the widest: what is narrower cannot be a view of it.
+        wide = [part for part in flat.parts if part.dtype == flat.dtype]
+        named = dict(model.named_parameters())
+        views = {id(named[part.name]): nn.Parameter(part.view(self.point)) for part in wide}
+        self.model = copy.deepcopy(model, views).train()
+        parameters, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
+        self.viewing = [(part, parameters[part.name]) for part in wide]
         self.narrow = [(part, parameters[part.name]) for part in flat.parts if part.dtype != flat.dtype]
         self.narrow_buffers = [
             (part, buffers[part.name]) for part in buffer_flat.parts if part.dtype != buffer_flat.dtype
         ]
-        self.viewing = [(part, parameters[part.name]) for part in flat.parts if part.dtype == flat.dtype]
-        for part, parameter in self.viewing:
-            parameter.grad = part.view(self.gradient)
-        self.look_at(memory.zeros_like(self.gradient))
+        self.fetched = [*self.viewing, *self.narrow] if in_place else self.narrow
+        """Parameters whose gradients are not views."""
+        if not in_place:
+            for part, parameter in self.viewing:
+                parameter.grad = part.view(self.gradient)
         for part in buffer_flat.parts:
             if part.dtype == buffer_flat.dtype:
                 buffers[part.name].data = part.view(self.buffers)
         self.counters = [buffer for buffer in buffers.values() if not buffer.is_floating_point()]
         self.counted = [counter.clone() for counter in self.counters]
 
-    def look_at(self, point: Tensor) -> None:
-        """Compute at what this vector holds, from now on."""
-        self.point = point
-        for part, parameter in self.viewing:
-            parameter.data = part.view(point)
-
     def __call__(
         self, points: Tensor, buffers: Tensor, ranks: list[int], index: Tensor, inputs: Tensor, targets: Tensor
     ) -> Tensor:
         losses = []
         for rank, x, y in zip(ranks, inputs, targets, strict=True):
-            if points[rank].nbytes < WIDE_BYTES:
-                self.point.copy_(points[rank])
-            else:
-                self.look_at(points[rank])
             self.buffers.copy_(buffers[rank])
-            losses.append(self.compute(x, y))
-            points[rank].copy_(self.gradient)
+            if self.in_place:
+                self._look_at(points[rank])
+                losses.append(self.compute(x, y))
+            else:
+                self.point.copy_(points[rank])
+                losses.append(self.compute(x, y))
+                points[rank].copy_(self.gradient)
             buffers[rank].copy_(self.buffers)
         return torch.stack(losses)
+
+    def _look_at(self, row: Tensor) -> None:
+        """Let this be the vector behind the parameters, and their gradients once they are there."""
+        self.point = self.gradient = row
+        for part, parameter in self.viewing:
+            parameter.data = part.view(row)
 
     @torch.no_grad()
     def compute(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """The loss at ``self.point``, and its gradient into ``self.gradient``."""
-        self.gradient.zero_()
+        if not self.in_place:
+            self.gradient.zero_()
         for part, parameter in self.narrow:
             parameter.copy_(part.view(self.point))
-            parameter.grad = None
         for part, buffer in self.narrow_buffers:
             buffer.copy_(part.view(self.buffers))
         if self.counters:
@@ -114,9 +123,10 @@ class Single:
                 outputs = self.model(data).to(self.point.dtype)
             loss = self.task.loss(outputs, targets)
             loss.backward()
-        for part, parameter in self.narrow:
-            if parameter.grad is not None:
-                part.view(self.gradient).copy_(parameter.grad)
+        for part, parameter in self.fetched:
+            own = part.view(self.gradient)
+            own.zero_() if parameter.grad is None else own.copy_(parameter.grad)
+            parameter.grad = None
         for part, buffer in self.narrow_buffers:
             part.view(self.buffers).copy_(buffer)
         return loss.detach()
