@@ -109,3 +109,20 @@ def test_a_terminal_of_80_columns_can_read_the_table(command, tmp_path):
     assert any(re.match(r"divisible .* 100%  [0-9.]+ s", line) for line in lines)
     assert any(re.match(r"loss +[0-9.]+ +[▁▂▃▄▅▆▇█]+", line) for line in lines)
     assert any(re.match(r" *worker +steps +steps/s +exchanges", line) for line in lines)
+
+
+def test_ctrl_c_while_torch_is_being_loaded():
+    interrupted = """
+import sys
+
+class Interrupted:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise KeyboardInterrupt
+
+sys.meta_path.insert(0, Interrupted())
+from gossamer.__main__ import main
+sys.exit(main())
+"""
+    done = subprocess.run([sys.executable, "-c", interrupted], capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout, done.stderr) == (130, "", "gossamer: stopped\n")
