@@ -264,9 +264,9 @@ def per_event(racer: Racer, count: int, repeats: int) -> dict[str, float]:
     racer.steps(count)
     times = []
     for _ in range(repeats):
-        made, exchanges = cluster.total_made, cluster.num_exchanges
+        made, exchanges = cluster.total_made, cluster.exchanges.count
         seconds_per_step = racer.steps(count)
-        made, exchanges = cluster.total_made - made, cluster.num_exchanges - exchanges
+        made, exchanges = cluster.total_made - made, cluster.exchanges.count - exchanges
         times.append(seconds_per_step * made / (made + exchanges) * 1e6)
     return {"µs per event": statistics.median(times)}
 

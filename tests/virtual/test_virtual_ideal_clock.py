@@ -26,8 +26,8 @@ def test_exchanges_come_at_their_rate(rate):
     )
     cluster.run_until(100.0)
     expected = rate * 40 * 100 / 2
-    assert abs(cluster.num_exchanges - expected) < 4 * math.sqrt(expected)
-    assert sum(worker.exchanges for worker in cluster.workers) == 2 * cluster.num_exchanges
+    assert abs(cluster.exchanges.count - expected) < 4 * math.sqrt(expected)
+    assert sum(worker.exchanges for worker in cluster.workers) == 2 * cluster.exchanges.count
 
 
 def test_every_edge_fires_at_its_own_rate():

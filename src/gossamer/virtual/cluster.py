@@ -6,7 +6,6 @@ happens is determined by the seed. Vectors are rows of matrices whose arithmetic
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -21,15 +20,15 @@ from gossamer.methods import Method
 from gossamer.recording import Recorder
 from gossamer.seeds import stream
 from gossamer.topology import Topology
-from gossamer.virtual.blocks import GATHER_BYTES
-from gossamer.virtual.clock import Clock, Done, Hardware, Ideal
+from gossamer.virtual.blocks import mean, spread
+from gossamer.virtual.clock import Clock, Hardware, Ideal
 from gossamer.virtual.events import ARRIVE, BEGIN, END, LOOK, Events
+from gossamer.virtual.exchanges import Exchanges
 from gossamer.virtual.gradients import Evaluator
 from gossamer.virtual.hardware import HardwareConfig, parse_ranked
-from gossamer.virtual.meeting import Meeting, Meetings
 from gossamer.virtual.network import Later
 from gossamer.virtual.pairing import ReadyPairing, SpikePairing
-from gossamer.virtual.rows import Row, dense
+from gossamer.virtual.rows import Row
 from gossamer.virtual.tape import Batch, Matrix, Tape
 from gossamer.virtual.updates import MakeOptimizer, OneByOne, Updates, batched
 from gossamer.virtual.worker import Strand, VirtualWorker
@@ -98,19 +97,16 @@ class Cluster:
         for rank in range(self.num_workers):
             self.parameters.data[rank].copy_(common if start is None else start[rank])
         self.workers = [VirtualWorker(self, rank) for rank in range(self.num_workers)]
-        self.meetings = Meetings(self.workers, self._hold)
+        self.exchanges = Exchanges(self.workers, self.events, self.clock, self.tape, recorder, self._merge)
         self.pairing = (
             SpikePairing(topology, self.events, self._meet, stream(seed, "edges"))
             if clock == "ideal"
             else ReadyPairing(topology, self.events, self._meet)
         )
-        self.swaps: dict[tuple[int, int], tuple[Strand, Swap, int]] = {}
-        """Who wants to swap with whom: its strand, what it sends, and its step then."""
         self.waiting: dict[Ticket, list[Strand]] = {}
         self.joining: list[tuple[VirtualWorker, VirtualWorker]] = []
         """Workers that join as soon as their peer has made its step."""
         self.total_made = 0
-        self.num_exchanges = 0
         self.news: list[str] = []
         """What happened to the workers, for the person who watches."""
         self._ending = self._look = False
@@ -179,13 +175,9 @@ class Cluster:
         self.joining = [pair for pair in self.joining if pair[1] is not worker]
         for joiner in orphans:
             self._join(now, joiner.rank)
-        self.meetings.changed(left=rank)
-        for pair, (strand, swap, _) in list(self.swaps.items()):
-            if strand.worker is worker:
-                del self.swaps[pair]
-            elif swap.peer == rank:
-                del self.swaps[pair]
-                self._resume(strand, None)
+        self.exchanges.meetings.changed(left=rank)
+        for strand in self.exchanges.forget(rank):
+            self._resume(strand, None)
 
     def _join(self, now: float, rank: int) -> None:
         worker = self.workers[rank]
@@ -219,7 +211,7 @@ class Cluster:
             self.updates.take_over(worker.rank, peer.rank)
         else:
             self.updates.reset(worker.rank)
-        self.meetings.changed()
+        self.exchanges.meetings.changed()
         self.say(f"worker {worker.rank} joined at {self.events.now:g} with the weights of worker {peer.rank}")
         self._live(worker)
 
@@ -325,10 +317,13 @@ class Cluster:
                 self.pairing.ask(self.events.now, strand, effect.rate)
                 return
             elif isinstance(effect, Swap):
-                self._swap(strand, effect)
+                if self.workers[effect.peer].alive:
+                    self.exchanges.swap(strand, effect)
+                else:
+                    self.events.at(self.events.now, ARRIVE, lambda now: self._resume(strand, None))
                 return
             elif isinstance(effect, (Mean, Gather)):
-                self.meetings.come(worker, effect, partial(self._merge, strand, worker.step))
+                self.exchanges.meetings.come(worker, effect, partial(self._merge, strand, worker.step))
                 return
             elif isinstance(effect, Steps):
                 if effect.count > 0:
@@ -336,7 +331,7 @@ class Cluster:
                     return
             elif isinstance(effect, Start):
                 answer = ticket = Ticket(effect.effect, since_step=worker.step)
-                self.meetings.come(worker, effect.effect, partial(self._fulfil, ticket))
+                self.exchanges.meetings.come(worker, effect.effect, partial(self._fulfil, ticket))
             elif isinstance(effect, Wait):
                 if not effect.ticket.done:
                     self.waiting.setdefault(effect.ticket, []).append(strand)
@@ -368,74 +363,6 @@ class Cluster:
         self._resume(first, b)
         self._resume(second, a)
 
-    def _swap(self, strand: Strand, swap: Swap) -> None:
-        rank, peer = strand.worker.rank, swap.peer
-        if not self.workers[peer].alive:
-            self.events.at(self.events.now, ARRIVE, lambda now: self._resume(strand, None))
-            return
-        other = self.swaps.get((peer, rank))
-        own = self.swaps[rank, peer] = (strand, swap, strand.worker.step)
-        if other is None:
-            return
-        size, began = _size_bytes(swap.vector), self.events.now
-        strand.worker.bytes_sent += size
-        other[0].worker.bytes_sent += size
-        self.clock.swap(began, rank, peer, size, partial(self._swapped, first=other, second=own, began=began))
-
-    def _swapped(
-        self, now: float, first: tuple[Strand, Swap, int], second: tuple[Strand, Swap, int], began: float
-    ) -> None:
-        (one, sent_one, step_one), (two, sent_two, step_two) = first, second
-        a, b = one.worker.rank, two.worker.rank
-        if self.swaps.get((a, b)) is not first or self.swaps.get((b, a)) is not second:
-            return  # one of them died meanwhile
-        del self.swaps[a, b], self.swaps[b, a]
-        one.worker.exchanges += 1
-        two.worker.exchanges += 1
-        self.num_exchanges += 1
-        if self.recorder is not None:
-            self.recorder.exchanged((a, b), began, now, _size_bytes(sent_one.vector))
-        self._merge(one, step_one, sent_two.vector)
-        self._merge(two, step_two, sent_one.vector)
-
-    def _hold(self, meeting: Meeting) -> None:
-        """Everybody expected has come: do what they came for."""
-        came = [meeting.came[rank] for rank in sorted(meeting.came)]
-        members = tuple(worker.rank for worker, _, _ in came)
-        answer: Any
-        if isinstance(came[0][1], Mean):
-            vectors = [effect.vector for _, effect, _ in came if isinstance(effect, Mean)]
-            answer, transfer = self.tape.mean(vectors), self.clock.mean
-            size, share = _size_bytes(vectors[0]), 2 * (len(members) - 1) / len(members)
-        else:
-            answer = [tuple(map(dense, effect.tensors)) for _, effect, _ in came if isinstance(effect, Gather)]
-            transfer = self.clock.gather
-            size, share = sum(map(_size_bytes, answer[0])), len(members) - 1
-        if len(members) > 1:
-            for worker, _, _ in came:
-                worker.bytes_sent += round(share * size)
-                worker.exchanges += 1
-            self.num_exchanges += 1
-            done = partial(self._held, came=came, answer=answer)
-            if self.recorder is not None:
-                done = partial(self._told, done, members, self.events.now, round(share * size))
-            transfer(self.events.now, members, size, done)
-        else:
-            self._held(self.events.now, came, answer)
-
-    def _held(self, now: float, came: list[Any], answer: Any) -> None:
-        self.events.at(now, ARRIVE, self._answer, came, answer)
-
-    def _told(self, done: Done, members: tuple[int, ...], began: float, sent_bytes: int, now: float) -> None:
-        assert self.recorder is not None
-        self.recorder.exchanged(members, began, now, sent_bytes)
-        done(now)
-
-    def _answer(self, now: float, came: list[Any], answer: Any) -> None:
-        for worker, _, give in came:
-            if worker.alive:
-                give(answer)
-
     # What workers and observers see
 
     def vector(self, name: str, size: int | None, rank: int) -> Row:
@@ -462,18 +389,7 @@ class Cluster:
 
     def consensus(self) -> float:
         """sqrt(mean_i ‖x_i − x̄‖²) over the workers alive."""
-        # As seen from one of them, so that workers alike to the bit are at distance 0: a mean would have rounded.
-        rows, ranks = self.rows(), self.observed()
-        one = rows[ranks[0]]
-        squares = torch.zeros((), dtype=torch.float64, device=rows.device)
-        shift = torch.zeros_like(one)
-        chunk = max(1, GATHER_BYTES // max(1, 2 * one.nbytes)) if not self.parameters.wide else 1
-        for at in range(0, len(ranks), chunk):
-            off = rows[ranks[at : at + chunk]] - one
-            shift += off.sum(0)
-            squares += off.square_().sum(dtype=torch.float64)
-        mean_square = float(squares) / len(ranks) - float((shift / len(ranks)).square_().sum(dtype=torch.float64))
-        return math.sqrt(max(0.0, mean_square)) if math.isfinite(mean_square) else math.inf
+        return spread(self.rows(), self.observed())
 
     def divergence(self) -> Diverged:
         """What to say about the first worker whose parameters are not finite now."""
@@ -488,13 +404,7 @@ class Cluster:
 
     def mean_model(self) -> Tensor:
         """The mean of the parameters of the workers alive."""
-        rows, ranks = self.rows(), self.observed()
-        if len(ranks) == len(rows):
-            return rows.mean(0)
-        total = rows[ranks[0]].clone()
-        for rank in ranks[1:]:
-            total += rows[rank]
-        return total / len(ranks)
+        return mean(self.rows(), self.observed())
 
     def utilization(self) -> float:
         """The share of their lives that workers did not spend waiting."""
@@ -542,8 +452,4 @@ class Cluster:
     def _settle(self) -> bool:
         while any(worker.strands for worker in self.workers) and self.events.next():
             pass
-        return any(worker.strands for worker in self.workers) and self.meetings.close()
-
-
-def _size_bytes(vector: Any) -> int:
-    return int(vector.numel() * vector.element_size())
+        return any(worker.strands for worker in self.workers) and self.exchanges.meetings.close()

@@ -286,7 +286,7 @@ class _Simulation:
             accuracy=accuracy,
             worker_accuracy=Spread.of(workers),
             consensus=consensus,
-            exchanges=cluster.num_exchanges,
+            exchanges=cluster.exchanges.count,
             bytes_sent=sum(worker.bytes_sent for worker in cluster.workers),
             utilization=cluster.utilization(),
             workers_alive=len(cluster.alive()),

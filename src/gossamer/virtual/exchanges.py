@@ -1,0 +1,116 @@
+"""What workers exchange: vectors in pairs, means and gatherings of many. Who sends how much, and when it is there."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from gossamer.effects import Gather, Mean, Swap
+from gossamer.recording import Recorder
+from gossamer.virtual.clock import Clock, Done
+from gossamer.virtual.events import ARRIVE, Events
+from gossamer.virtual.meeting import Meeting, Meetings
+from gossamer.virtual.rows import dense
+from gossamer.virtual.tape import Tape
+from gossamer.virtual.worker import Strand, VirtualWorker
+
+Merge = Callable[[Strand, int, Any], None]
+"""``merge(strand, since_step, answer)`` gives a method what it waited for, since it had made so many steps."""
+
+
+class Exchanges:
+    """The exchanges of all workers."""
+
+    def __init__(
+        self,
+        workers: list[VirtualWorker],
+        events: Events,
+        clock: Clock,
+        tape: Tape,
+        recorder: Recorder | None,
+        merge: Merge,
+    ) -> None:
+        self.events, self.clock, self.tape, self.recorder, self.merge = events, clock, tape, recorder, merge
+        self.meetings = Meetings(workers, self._hold)
+        self.count = 0
+        """How many there were; one of many workers counts once."""
+        self._swaps: dict[tuple[int, int], tuple[Strand, Swap, int]] = {}
+        """Who wants to swap with whom: its strand, what it sends, and its step then."""
+
+    def forget(self, rank: int) -> list[Strand]:
+        """A worker died; returns who waits for its vector."""
+        involved = {pair: strand for pair, (strand, _, _) in self._swaps.items() if rank in pair}
+        for pair in involved:
+            del self._swaps[pair]
+        return [strand for (waiting, _), strand in involved.items() if waiting != rank]
+
+    def swap(self, strand: Strand, swap: Swap) -> None:
+        """A worker sends its vector, and waits for that of its peer, who is alive."""
+        rank, peer = strand.worker.rank, swap.peer
+        other = self._swaps.get((peer, rank))
+        own = self._swaps[rank, peer] = (strand, swap, strand.worker.step)
+        if other is None:
+            return
+        size, began = _size_bytes(swap.vector), self.events.now
+        strand.worker.bytes_sent += size
+        other[0].worker.bytes_sent += size
+        self.clock.swap(began, rank, peer, size, partial(self._swapped, first=other, second=own, began=began))
+
+    def _swapped(
+        self, now: float, first: tuple[Strand, Swap, int], second: tuple[Strand, Swap, int], began: float
+    ) -> None:
+        (one, sent_one, step_one), (two, sent_two, step_two) = first, second
+        a, b = one.worker.rank, two.worker.rank
+        if self._swaps.get((a, b)) is not first or self._swaps.get((b, a)) is not second:
+            return  # one of them died meanwhile
+        del self._swaps[a, b], self._swaps[b, a]
+        one.worker.exchanges += 1
+        two.worker.exchanges += 1
+        self.count += 1
+        if self.recorder is not None:
+            self.recorder.exchanged((a, b), began, now, _size_bytes(sent_one.vector))
+        self.merge(one, step_one, sent_two.vector)
+        self.merge(two, step_two, sent_one.vector)
+
+    def _hold(self, meeting: Meeting) -> None:
+        """Everybody expected has come: do what they came for."""
+        came = [meeting.came[rank] for rank in sorted(meeting.came)]
+        members = tuple(worker.rank for worker, _, _ in came)
+        answer: Any
+        if isinstance(came[0][1], Mean):
+            vectors = [effect.vector for _, effect, _ in came if isinstance(effect, Mean)]
+            answer, transfer = self.tape.mean(vectors), self.clock.mean
+            size, share = _size_bytes(vectors[0]), 2 * (len(members) - 1) / len(members)
+        else:
+            answer = [tuple(map(dense, effect.tensors)) for _, effect, _ in came if isinstance(effect, Gather)]
+            transfer = self.clock.gather
+            size, share = sum(map(_size_bytes, answer[0])), len(members) - 1
+        if len(members) > 1:
+            for worker, _, _ in came:
+                worker.bytes_sent += round(share * size)
+                worker.exchanges += 1
+            self.count += 1
+            done = partial(self._held, came=came, answer=answer)
+            if self.recorder is not None:
+                done = partial(self._told, done, members, self.events.now, round(share * size))
+            transfer(self.events.now, members, size, done)
+        else:
+            self._held(self.events.now, came, answer)
+
+    def _held(self, now: float, came: list[Any], answer: Any) -> None:
+        self.events.at(now, ARRIVE, self._answer, came, answer)
+
+    def _told(self, done: Done, members: tuple[int, ...], began: float, sent_bytes: int, now: float) -> None:
+        assert self.recorder is not None
+        self.recorder.exchanged(members, began, now, sent_bytes)
+        done(now)
+
+    def _answer(self, now: float, came: list[Any], answer: Any) -> None:
+        for worker, _, give in came:
+            if worker.alive:
+                give(answer)
+
+
+def _size_bytes(vector: Any) -> int:
+    return int(vector.numel() * vector.element_size())
