@@ -117,6 +117,7 @@ def test_a_probe_that_loses_a_worker_says_so_and_keeps_what_it_had(tmp_path):
     assert process.returncode == 1
     assert out == ""
     last = [line for line in err.splitlines() if line.startswith("gossamer: ")]
+    assert last, err
     assert last == [
         "gossamer: worker 1 was lost while measuring messages: " + last[0].partition("messages: ")[2],
     ]

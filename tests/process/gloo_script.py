@@ -48,7 +48,7 @@ def broadcast(group: Any) -> list[float]:
     options = dist.BroadcastOptions()
     options.rootRank, options.rootTensor = 1, 0
     tensor = torch.ones(LARGE)
-    gloo.wait(group, group.broadcast([tensor], options), 50.0, severed)
+    gloo.wait(group, group.broadcast([tensor], options), 50.0, severed.is_set)
     return tensor.unique().tolist()
 
 
@@ -56,5 +56,5 @@ def late(group: Any) -> list[float]:
     """One comes later than it would have been allowed to while the group was built."""
     time.sleep(6.0 * group.rank())
     mean = torch.ones(10)
-    gloo.wait(group, group.allreduce([mean], dist.AllreduceOptions()), 50.0, threading.Event())
+    gloo.wait(group, group.allreduce([mean], dist.AllreduceOptions()), 50.0, lambda: False)
     return mean.unique().tolist()

@@ -9,7 +9,7 @@ import json
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -18,13 +18,17 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gossamer.errors import InputError
+from gossamer.process import gloo
 from gossamer.process.beats import DEAD_S, Beats
-from gossamer.process.gloo import Trade, make_group
+from gossamer.process.groups import STUCK_S
 from gossamer.process.place import Place, own_host
 
 POLL_S = 0.01
 BEAT_S = 0.2
-BUILD_S = 30.0
+MEET_S = 30.0
+"""How long members of a group may wait for each other."""
+BUILD_S = 5.0
+"""How long it may take to build a group whose members are all there."""
 WAIT_S = 120.0
 """No single message takes so long."""
 START_S = 120.0
@@ -107,8 +111,9 @@ class Meeting:
         if (lane, members) not in self._groups:
             name = f"probe/group{lane}/" + "-".join(map(str, members))
             place = members.index(self.rank)
+            store = self.point.store(MEET_S, hopeless=lambda: bool(self._gone()))
             self._groups[lane, members] = self._guarded(
-                lambda: make_group(self.point.store(BUILD_S), name, place, len(members), BUILD_S)
+                lambda: gloo.make_group(store, name, place, len(members), BUILD_S)
             )
         return self._groups[lane, members]
 
@@ -119,36 +124,41 @@ class Meeting:
     def mean(self, members: tuple[int, ...], vector: Tensor, lane: str = "") -> Tensor:
         """As in training: a copy, the sum, its share."""
         out = vector.clone()
-        self._wait([lambda: self.group(members, lane).allreduce([out], dist.AllreduceOptions())])
+        self._wait(members, lane, lambda group: group.allreduce([out], dist.AllreduceOptions()))
         return out.div_(len(members))
 
     def exchange(self, members: tuple[int, ...], vector: Tensor, received: Tensor) -> None:
         """Both ways at once, as in training."""
-        self._guarded(lambda: Trade(self.group(members), vector, received).wait(WAIT_S))
+        self._guarded(lambda: gloo.Trade(self.group(members), vector, received).wait(WAIT_S))
 
     def gather(self, members: tuple[int, ...], vector: Tensor) -> None:
         """Everybody's vector to everybody, in two messages, as values and indices travel."""
         half = len(vector) // 2 or 1
         for part in (vector[:half], vector[:half]):
             outs = [torch.empty_like(part) for _ in members]
-            self._wait([lambda outs=outs, part=part: self.group(members).allgather([outs], [part])])  # type: ignore[misc]
+            self._wait(members, "", lambda group, outs=outs, part=part: group.allgather([outs], [part]))  # type: ignore[misc]
 
-    def _wait(self, starts: Sequence[Callable[[], Any]]) -> None:
+    def _wait(self, members: tuple[int, ...], lane: str, start: Callable[[Any], dist.Work]) -> None:
+        """A collective operation; gloo may not notice that one of its members is gone."""
+
         def whole() -> None:
-            for work in [start() for start in starts]:
-                work.wait(timedelta(seconds=WAIT_S))
+            group, began = self.group(members, lane), time.monotonic()
+            gloo.wait(group, start(group), WAIT_S, lambda: time.monotonic() - began > STUCK_S and bool(self._gone()))
 
         self._guarded(whole)
+
+    def _gone(self) -> list[int]:
+        """Who is not there any more: somebody says so who has heard it first, or it shows in their silence."""
+        said = self.point.get("lost")
+        return [int(said)] if said is not None else [rank for rank in range(self.workers) if self.beats.dead(rank)]
 
     def _guarded(self, action: Callable[[], Any]) -> Any:
         try:
             return action()
         except RuntimeError:
-            # Who is gone shows in its silence, or somebody says so who has heard that first.
             until = time.monotonic() + 2 * DEAD_S
             while time.monotonic() < until:
-                said = self.point.get("lost")
-                gone = [int(said)] if said is not None else [r for r in range(self.workers) if self.beats.dead(r)]
+                gone = self._gone()
                 if gone:
                     self._notice(gone[0])
                     raise LostWorker(f"worker {gone[0]}") from None

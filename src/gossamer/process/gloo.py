@@ -11,6 +11,7 @@ import ctypes
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import lru_cache
@@ -106,17 +107,17 @@ class Trade:
             finish(work)
 
 
-def wait(group: Any, work: dist.Work, within_s: float, severed: threading.Event) -> None:
-    """Wait for a collective operation of ``group``. Raises RuntimeError if it fails or takes longer, and soon after
-    ``group`` was severed even if gloo does not notice (see ``Trade``)."""
-    over = threading.Event()
-    work.get_future().add_done_callback(lambda _: over.set())
+def wait(group: Any, work: dist.Work, within_s: float, over: Callable[[], bool]) -> None:
+    """Wait for a collective operation of ``group``. Raises RuntimeError if it fails or takes longer, and soon after it
+    is ``over``, for instance since ``group`` was severed, even if gloo does not notice (see ``Trade``)."""
+    done = threading.Event()
+    work.get_future().add_done_callback(lambda _: done.set())
     until = time.monotonic() + within_s
-    while not over.wait(_LOOK_S):
+    while not done.wait(_LOOK_S):
         late = time.monotonic() > until
-        if late or (severed.is_set() and not over.wait(_LAST_WORDS_S)):
+        if late or (over() and not done.wait(_LAST_WORDS_S)):
             _stuck[:] = [(group, work), *(entry for entry in _stuck if not entry[1].is_completed())]
-            raise RuntimeError(f"not done in {within_s:.0f} s" if late else "the group was severed")
+            raise RuntimeError(f"not done in {within_s:.0f} s" if late else "it is over for this group")
     work.wait()
 
 

@@ -380,7 +380,7 @@ def _finish(group: Any, work: dist.Work | gloo.Trade, within_s: float, severed: 
     elif nccl.is_nccl(group):
         work.wait(timedelta(seconds=within_s))
     else:
-        gloo.wait(group, work, within_s, severed)
+        gloo.wait(group, work, within_s, severed.is_set)
 
 
 def _sever(group: Any) -> None:
