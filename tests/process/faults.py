@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from real_workers import RealWorkers, Report
+from real_workers import FORKS, RealWorkers, Report
 
 PAIRWISE = ("gossip", "a2cid2")
 NOT_WAITING = (*PAIRWISE, "lasgd")
@@ -30,6 +30,20 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if runs > 1:
         metafunc.fixturenames.append("run")
         metafunc.parametrize("run", range(1, runs + 1))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def all_loaded() -> None:
+    """Where several processes share these tests, all begin when the last has loaded torch: it takes every core."""
+    if "FAULT_READY" in os.environ:
+        first = FORKS.Process(target=int)
+        first.start()
+        first.join(120)
+        ready = Path(os.environ["FAULT_READY"])
+        (ready / str(os.getpid())).touch()
+        until = time.monotonic() + 300
+        while len(list(ready.iterdir())) < int(os.environ["FAULT_AT_ONCE"]) and time.monotonic() < until:
+            time.sleep(0.1)
 
 
 def good(ends: list[Report]) -> None:

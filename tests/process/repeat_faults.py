@@ -57,7 +57,9 @@ def collect(settings: Path, folder: Path, chosen: str, runs: int) -> list[str]:
 def run_tests(settings: Path, folder: Path, tests: list[str], chosen: argparse.Namespace, runs: int) -> list[Path]:
     """Run all tests, so many at once; returns the outputs of those processes that failed."""
     shards = [tests[first :: chosen.at_once] for first in range(min(chosen.at_once, len(tests)))]
-    folder.mkdir()
+    ready = folder / "ready"
+    ready.mkdir(parents=True)
+    os.environ.update(FAULT_READY=str(ready), FAULT_AT_ONCE=str(len(shards)))
     logs = [folder / f"part-{number}.log" for number in range(len(shards))]
 
     def run(log: Path, shard: list[str]) -> bool:
