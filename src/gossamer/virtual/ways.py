@@ -63,12 +63,13 @@ class Single:
         self.gradient = self.point if in_place else memory.zeros_like(self.point)
         self.buffers = torch.zeros(buffer_flat.size, dtype=buffer_flat.dtype, device=device)
         # A vector of several dtypes is of the widest: what is narrower cannot be a view of it.
-        wide = [part for part in flat.parts if part.dtype == flat.dtype]
+        viewing = [part for part in flat.parts if part.dtype == flat.dtype]
         named = dict(model.named_parameters())
-        views = {id(named[part.name]): nn.Parameter(part.view(self.point)) for part in wide}
+        # The copy takes these in the place of the model's own parameters, which are not copied.
+        views = {id(named[part.name]): nn.Parameter(part.view(self.point)) for part in viewing}
         self.model = copy.deepcopy(model, views).train()
         parameters, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
-        self.viewing = [(part, parameters[part.name]) for part in wide]
+        self.viewing = [(part, parameters[part.name]) for part in viewing]
         self.narrow = [(part, parameters[part.name]) for part in flat.parts if part.dtype != flat.dtype]
         self.narrow_buffers = [
             (part, buffers[part.name]) for part in buffer_flat.parts if part.dtype != buffer_flat.dtype
@@ -92,10 +93,10 @@ class Single:
             self.buffers.copy_(buffers[rank])
             if self.in_place:
                 self._look_at(points[rank])
-                losses.append(self.compute(x, y))
             else:
                 self.point.copy_(points[rank])
-                losses.append(self.compute(x, y))
+            losses.append(self.compute(x, y))
+            if not self.in_place:
                 points[rank].copy_(self.gradient)
             buffers[rank].copy_(self.buffers)
         return torch.stack(losses)
