@@ -35,7 +35,7 @@ def test_a_real_run_is_reported(tmp_path, method):
     workers = run["workers"]
     assert workers["ranks"] == [0, 1, 2]
     assert sum(workers["steps"]) == result["total_steps"]
-    assert sum(edge[2] for edge in workers["edges"]) == pytest.approx(result["bytes_sent"], rel=0.05)
+    assert sum(edge[2] for edge in workers["edges"]) == result["bytes_sent"]
     for rank in range(3):
         spent = {kind: times[rank] for kind, times in workers["time"].items()}
         assert spent["dead"] == 0
@@ -49,7 +49,8 @@ def test_a_real_run_is_reported(tmp_path, method):
         assert workers["time"]["wait"][0] > workers["time"]["wait"][1]
     else:
         assert workers["steps"][1] < workers["steps"][0]
-        assert sum(count for _, _, _, count in workers["edges"]) == pytest.approx(result["exchanges"], abs=3)
+        # One may be over for one end and lost for the other.
+        assert sum(count for _, _, _, count in workers["edges"]) == pytest.approx(result["exchanges"], abs=1)
 
 
 def test_the_traces_of_real_workers_join_into_one(tmp_path):

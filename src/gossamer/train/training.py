@@ -280,6 +280,7 @@ class Training:
         self.report.own_loss, self.report.own_accuracy = self.job.scores()
         own = _vector(self.job)
         swarm.finish()
+        self._count()
         self.report.consensus = _distance(own, _vector(self.job))
         self.report.loss, self.report.accuracy = self.job.scores()
         self.report.state = DONE
@@ -329,10 +330,16 @@ class Training:
         report.idle_s, report.consensus = before.idle_s + metrics.idle_s, metrics.consensus
         loss_sum, loss_count = self.losses.sum_and_count()
         report.loss_sum, report.loss_count = before.loss_sum + loss_sum, before.loss_count + loss_count
+        report.lost, report.peers_alive = before.lost + metrics.lost, metrics.peers_alive
+        self._count()
+
+    def _count(self) -> None:
+        """What has travelled so far; this goes on until the end, since who is done serves those that are not."""
+        assert self.swarm is not None
+        report, before, metrics = self.report, self.before, self.swarm.metrics()
         report.exchanges = before.exchanges + metrics.exchanges
         report.bytes_sent = before.bytes_sent + metrics.bytes_sent
-        report.lost, report.refused = before.lost + metrics.lost, before.refused + metrics.refused
-        report.peers_alive = metrics.peers_alive
+        report.refused = before.refused + metrics.refused
 
     def _line(self) -> None:
         """Add a line to this worker's own metrics, now and then."""
