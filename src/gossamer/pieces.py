@@ -1,8 +1,10 @@
-"""Long vectors cut into pieces, so that what is computed of them in between stays in a core's cache."""
+"""Arithmetic on long vectors: cut into pieces, so that what is computed of them in between stays in a core's cache; and
+sums in one call, which is what counts where vectors only pass for tensors and their arithmetic is written down."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -25,6 +27,25 @@ def pieces(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
     assert all(len(vector) == length for vector in vectors)
     for start in range(0, length, PIECE):
         yield tuple(vector[start : start + PIECE] for vector in vectors)
+
+
+def accumulate(total: Any, *terms: tuple[float, Any]) -> None:
+    """``total += Σ number · vector``."""
+    if isinstance(total, Tensor):
+        for number, vector in terms:
+            total.add_(vector, alpha=number)
+    else:
+        total.accumulate(*terms)
+
+
+def combine(start: Any, *terms: tuple[float, Any], out: Any) -> None:
+    """``out = start + Σ number · vector``."""
+    if not isinstance(out, Tensor):
+        out.combine(start, *terms)
+        return
+    for number, vector in terms:
+        torch.add(start, vector, alpha=number, out=out)
+        start = out
 
 
 def distance(one: Tensor, other: Tensor) -> float:

@@ -56,3 +56,16 @@ def test_one_worker_trains_with_nccl() -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert torch.isfinite(model.weight).all()
+
+
+@pytest.mark.parametrize("method", ["allreduce", "a2cid2"])
+def test_a_parameter_of_odd_length_before_a_batch_norm(method: str) -> None:
+    """cuDNN takes weights that begin at odd places for an error of the address."""
+    model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Conv2d(5, 3, 3), nn.BatchNorm2d(3)).cuda()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with gossamer.join(model, optimizer, method=method):
+        for _ in range(3):
+            model(torch.randn(4, 3, 8, 8, device="cuda")).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert all(torch.isfinite(parameter).all() for parameter in model.parameters())

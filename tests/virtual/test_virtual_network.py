@@ -15,8 +15,7 @@ class Lab:
     def __init__(self, workers, **hardware):
         self.events, self.arrived = Events(), {}
         config = HardwareConfig(**{"link": "8mbit/0ms", "node_link": "80mbit/0ms", **hardware})
-        later = lambda time, action, arguments: self.events.at(time, ARRIVE, action, *arguments)  # noqa: E731
-        self.network = Network(Layout(config, workers), workers, later)
+        self.network = Network(Layout(config, workers), workers, self.events.later)
 
     def at(self, time, kind, name, *arguments):
         def begin(now):

@@ -5,6 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gossamer.pieces import accumulate, combine
 from gossamer.virtual.rows import Row
 from gossamer.virtual.tape import PENDING_LIMIT, Tape
 
@@ -66,6 +67,16 @@ class Both:
         elif kind == "mul":
             y.mul_(number)
             plain_y.mul_(number)
+        elif kind == "sum":
+            terms = [(number, b), (-number, b + 1), (0.3 * number, a + b)]
+            some = [(c, k % len(self.rows)) for c, k in terms if k % len(self.rows) != i]
+            chosen, plain = [(c, self.rows[k]) for c, k in some], [(c, self.plain[k]) for c, k in some]
+            if a % 2:
+                accumulate(y, *chosen)
+                accumulate(plain_y, *plain)
+            elif i != j:
+                combine(v, *chosen, out=y)
+                plain_y.copy_(plain_v + sum(c * vector for c, vector in plain))
         elif kind == "clone":
             self.temporary(y.clone(), plain_y.clone())
         elif kind == "mean":
@@ -112,8 +123,8 @@ class Both:
 
 
 KINDS = (
-    "copy", "add", "sub", "lerp", "mul", "clone", "mean", "mixed mean", "gradient", "update", "drop", "look", "write",
-    "torch", "times row", "add tensor",
+    "copy", "add", "sub", "lerp", "mul", "sum", "clone", "mean", "mixed mean", "gradient", "update", "drop", "look",
+    "write", "torch", "times row", "add tensor",
 )  # fmt: skip
 
 OPERATIONS = st.lists(
@@ -137,7 +148,7 @@ def test_any_sequence_of_operations_is_as_if_done_at_once(operations):
     both.check()
 
 
-LAZY = [(kind, a, b, 0.5, [a, b, a + b]) for kind in KINDS[:10] for a in range(0, 30, 3) for b in (1, 4, 11)]
+LAZY = [(kind, a, b, 0.5, [a, b, a + b]) for kind in KINDS[:11] for a in range(0, 30, 3) for b in (1, 4, 11)]
 
 
 @given(order=st.permutations(LAZY))

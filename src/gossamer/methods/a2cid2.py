@@ -35,13 +35,12 @@ from __future__ import annotations
 import math
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from gossamer.effects import Asking, Pair, Swap
 from gossamer.methods.gossip import GossipConfig
 from gossamer.methods.method import Method, MethodConfig
-from gossamer.pieces import pieces
+from gossamer.pieces import accumulate, combine, pieces
 from gossamer.topology import Topology
 from gossamer.topology.disagreement import Disagreement, Pairwise
 from gossamer.worker import Worker
@@ -76,7 +75,8 @@ class A2CiD2(Method):
         c = self.flow(worker)
         if c > 0.0:
             for x, z in pieces(worker.x, worker.vector("z")):
-                move(x, z, c)
+                x.add_(z, alpha=c)
+                z.mul_(1.0 - 2.0 * c)
 
     def flow(self, worker: Worker) -> float:
         """Begin to count anew; returns what ``flowed``."""
@@ -87,7 +87,7 @@ class A2CiD2(Method):
     def point(self, worker: Worker, out: Tensor) -> None:
         c = self.flowed(worker)
         if c > 0.0:
-            torch.add(worker.x, worker.vector("z"), alpha=c, out=out)
+            combine(worker.x, (c, worker.vector("z")), out=out)
         else:
             out.copy_(worker.x)
 
@@ -99,8 +99,9 @@ class A2CiD2(Method):
         return Pairwise(self.topology, self.rate, self.eta, self.alpha_tilde)
 
     def background(self, worker: Worker) -> Asking:
+        ready = Pair(self.rate)
         while True:
-            peer = yield Pair(self.rate)
+            peer = yield ready
             yield from self.exchange(worker, peer)
 
     def exchange(self, worker: Worker, peer: int) -> Asking:
@@ -113,13 +114,6 @@ class A2CiD2(Method):
         c, beyond = self.flow(worker), self.alpha_tilde - 0.5
         # One pass over memory for what happened until now and for the exchange.
         for x, z, s, r in pieces(worker.x, worker.vector("z"), sent, received):
-            if c > 0.0:
-                move(x, z, c)
-            x.add_(s, alpha=-0.5).add_(r, alpha=0.5)
-            z.add_(s, alpha=-beyond).add_(r, alpha=beyond)
-
-
-def move(x: Tensor, z: Tensor, c: float) -> None:
-    """Let the share ``c`` of the momentum flow."""
-    x.add_(z, alpha=c)
-    z.mul_(1.0 - 2.0 * c)
+            accumulate(x, (c, z), (-0.5, s), (0.5, r))
+            z.mul_(1.0 - 2.0 * c)
+            accumulate(z, (-beyond, s), (beyond, r))

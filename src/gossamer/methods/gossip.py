@@ -22,7 +22,7 @@ from typing import ClassVar
 
 from gossamer.effects import Asking, Pair, Swap
 from gossamer.methods.method import Method, MethodConfig
-from gossamer.pieces import pieces
+from gossamer.pieces import accumulate, pieces
 from gossamer.settings import option
 from gossamer.topology import Topology
 from gossamer.topology.disagreement import Disagreement, Pairwise
@@ -52,8 +52,9 @@ class Gossip(Method):
         return Pairwise(self.topology, self.rate)
 
     def background(self, worker: Worker) -> Asking:
+        ready = Pair(self.rate)
         while True:
-            peer = yield Pair(self.rate)
+            peer = yield ready
             yield from self.exchange(worker, peer)
 
     def exchange(self, worker: Worker, peer: int) -> Asking:
@@ -62,4 +63,4 @@ class Gossip(Method):
         received = yield Swap(sent, peer)
         if received is not None:
             for x, s, r in pieces(worker.x, sent, received):
-                x.add_(s, alpha=-0.5).add_(r, alpha=0.5)
+                accumulate(x, (-0.5, s), (0.5, r))

@@ -72,7 +72,7 @@ class MachineClock:
                 self._busy[node] -= 1
             done(moment)
 
-        self.later(now + timing.seconds, over, ())
+        self.later(now + timing.seconds, over)
 
 
 class Scaled:

@@ -85,7 +85,7 @@ class Binding:
 
     def buffer_vector(self) -> Tensor:
         """The floating-point buffers of the model as one vector, a copy."""
-        out = torch.empty(self.buffers.size, dtype=self.buffers.dtype, device=self.device)
+        out = torch.zeros(self.buffers.size, dtype=self.buffers.dtype, device=self.device)
         return self.buffers.pack(dict(self.model.named_buffers()), out)
 
     def load_buffers(self, vector: Tensor) -> None:

@@ -73,7 +73,7 @@ class Cluster:
         self.events = Events()
         if make_clock is None:
             make_clock = partial(Hardware, hardware, self.num_workers)
-        self.clock: Clock = Ideal(method.lockstep) if clock == "ideal" else make_clock(self._later)
+        self.clock: Clock = Ideal(method.lockstep) if clock == "ideal" else make_clock(self.events.later)
         self.tape = Tape(self.num_workers, evaluator.flat.dtype, evaluator.device)
         self.parameters = self.tape.matrix(evaluator.flat.size)
         self.gradients = self.tape.matrix(evaluator.flat.size)
@@ -111,9 +111,6 @@ class Cluster:
         """What happened to the workers, for the person who watches."""
         self._ending = self._look = False
         self._schedule_life(hardware)
-
-    def _later(self, time: float, action: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-        self.events.at(time, ARRIVE, action, *arguments)
 
     def say(self, news: str) -> None:
         """Something happened that the person who watches should know."""

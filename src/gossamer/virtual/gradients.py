@@ -80,7 +80,7 @@ class Evaluator:
         self.test = tuple(part.to(device) for part in task.test)
         named = dict(model.named_buffers())
         start = self.buffer_flat.pack(
-            named, torch.empty(self.buffer_flat.size, dtype=self.buffer_flat.dtype, device=device)
+            named, torch.zeros(self.buffer_flat.size, dtype=self.buffer_flat.dtype, device=device)
         )
         self.buffers = start.repeat(len(batches), 1)
         """Floating-point buffers, one row per worker: kept local, averaged for evaluation."""
@@ -123,7 +123,10 @@ class Evaluator:
             most = min(self.chunk, len(points))
             return BatchedGraphs(batched, most) if self.device.type == "cuda" else batched
         make = partial(Single, self.task, self.model, self.flat, self.buffer_flat, self.device, self.autocast)
-        return SingleGraph(make) if self.way == "graph" else make(in_place=points[0].nbytes >= WIDE_BYTES)
+        if self.way == "graph":
+            return SingleGraph(make)
+        # On a GPU to copy a row takes less time than to launch a copy for each of its parameters.
+        return make(in_place=self.device.type == "cpu" and points[0].nbytes >= WIDE_BYTES)
 
     def _loss(
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor

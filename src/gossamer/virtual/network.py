@@ -14,8 +14,8 @@ from typing import Any
 
 from gossamer.virtual.hardware import Layout
 
-Later = Callable[[float, Callable[..., None], tuple[Any, ...]], None]
-"""``later(time, action, arguments)`` puts an action into the event queue."""
+Later = Callable[..., None]
+"""``later(time, action, *arguments)`` puts an action into the event queue."""
 
 
 class Flow:
@@ -36,11 +36,17 @@ class Network:
         # Cards of nodes first, then the ports of workers.
         self.speed = [layout.between.bytes_per_s] * layout.num_nodes + [layout.inside.bytes_per_s] * num_workers
         self.users: list[dict[Flow, None]] = [{} for _ in self.speed]
+        self._ways: dict[tuple[int, int], tuple[tuple[int, ...], float, float]] = {}
+        """The cards, the speed and the latency between two workers."""
 
     def swap(self, now: float, a: int, b: int, size_bytes: float, done: Callable[[float], None]) -> None:
         """Both ways at once between two workers; calls ``done(time)`` in the end."""
-        link = self.layout.link(a, b)
-        self._start(now, Flow(self._cards((a, b)), size_bytes, link.bytes_per_s, link.latency_s, done))
+        way = self._ways.get((a, b))
+        if way is None:
+            link = self.layout.link(a, b)
+            way = self._ways[a, b] = (self._cards((a, b)), link.bytes_per_s, link.latency_s)
+        cards, cap, latency = way
+        self._start(now, Flow(cards, size_bytes, cap, latency, done))
 
     def mean(self, now: float, members: tuple[int, ...], size_bytes: float, done: Callable[[float], None]) -> None:
         """A ring all-reduce over ``members``."""
@@ -75,25 +81,32 @@ class Network:
     def _finish(self, now: float, flow: Flow, version: int) -> None:
         if flow.version != version:
             return
-        others = self._sharing(flow)
-        del others[flow]
         for card in flow.cards:
             del self.users[card][flow]
-        self._pace(now, others)
-        self.later(now + flow.latency, flow.done, ())
+        self._pace(now, self._sharing(flow))
+        self.later(now + flow.latency, flow.done)
 
     def _sharing(self, flow: Flow) -> dict[Flow, None]:
-        """The flow and all that share a card with it, in a fixed order."""
-        return {user: None for card in flow.cards for user in self.users[card]}
+        """All that use the cards of this flow, in a fixed order."""
+        users = self.users
+        sharing: dict[Flow, None] = {}
+        for card in flow.cards:
+            sharing |= users[card]
+        return sharing
 
     def _pace(self, now: float, flows: dict[Flow, None]) -> None:
         """Give each flow its share of its cards from now on."""
+        speed, users = self.speed, self.users
         for flow in flows:
-            pace = min(flow.cap, *(self.speed[card] / len(self.users[card]) for card in flow.cards))
+            pace = flow.cap
+            for card in flow.cards:
+                share = speed[card] / len(users[card])
+                if share < pace:
+                    pace = share
             if pace == flow.rate:
                 continue
             flow.left = max(0.0, flow.left - flow.rate * (now - flow.since))
             flow.since, flow.rate = now, pace
             flow.version += 1
             left_s = 0.0 if math.isinf(pace) else flow.left / pace
-            self.later(now + left_s, self._finish, (flow, flow.version))
+            self.later(now + left_s, self._finish, flow, flow.version)

@@ -1,7 +1,7 @@
 """Workers' vectors as rows whose operations are recorded on a tape and executed later.
 
 A row is not a tensor but passes for one. The in-place operations that methods are made of (``add_``, ``sub_``,
-``mul_``, ``lerp_``, ``copy_``, ``clone``, and ``torch.add`` with ``out``) are only written down. Any other torch
+``mul_``, ``lerp_``, ``copy_``, ``clone``, and the sums of ``gossamer.pieces``) are only written down. Any other torch
 function or operator first executes what is pending and then works on the real row, at the usual speed of one worker at
 a time.
 """
@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 
 from gossamer.virtual.programs import ADD, COPY, LERP, SCALE
@@ -69,6 +68,17 @@ class Row:
             self.tensor().mul_(dense(factor))
         return self
 
+    def accumulate(self, *terms: tuple[float, Any]) -> None:
+        """``self += Σ number · vector``."""
+        if not self.tape.note_sum(self, None, terms):
+            for number, other in terms:
+                self.add_(other, alpha=number)
+
+    def combine(self, start: Any, *terms: tuple[float, Any]) -> None:
+        """``self = start + Σ number · vector``, none of which is this row."""
+        if not self.tape.note_sum(self, start, terms):
+            self.copy_(start).accumulate(*terms)
+
     def clone(self) -> Any:
         return self.tape.temporary(len(self)).copy_(self)
 
@@ -96,9 +106,6 @@ class Row:
     def __torch_function__(
         cls, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        out = (kwargs or {}).get("out")
-        if function is torch.add and isinstance(out, Row):
-            return out.copy_(args[0]).add_(args[1], alpha=(kwargs or {}).get("alpha", 1.0))
         return function(*map(_dense_inside, args), **{k: _dense_inside(v) for k, v in (kwargs or {}).items()})
 
 

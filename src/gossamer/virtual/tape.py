@@ -23,8 +23,9 @@ from typing import Any
 import torch
 
 from gossamer import memory
+from gossamer.flat import aligned
 from gossamer.virtual.blocks import WIDE_BYTES
-from gossamer.virtual.programs import Program, executor
+from gossamer.virtual.programs import ADD, COPY, Program, executor
 from gossamer.virtual.rows import Row, Slot, Temporary, dense
 
 WAVE = 1 << 20
@@ -38,8 +39,12 @@ class Matrix:
     """Vectors of one kind, one row per worker."""
 
     def __init__(self, shelf: Shelf, num_rows: int) -> None:
-        tape = shelf.tape
-        self.data = memory.zeros(num_rows * shelf.width, tape.dtype, tape.device).view(num_rows, shelf.width)
+        tape, stride = shelf.tape, shelf.width
+        if tape.device.type != "cpu":
+            # So do the tensors that are views of a row (``flat``).
+            stride = aligned(stride, tape.dtype)
+        self.data = memory.zeros(num_rows * stride, tape.dtype, tape.device).view(num_rows, stride)[:, : shelf.width]
+        """Rows begin at multiples of 16 bytes."""
         self.wide = shelf.wide
         self.slots: list[Slot] = [Slot(shelf, self, index) for index in range(num_rows)]
 
@@ -138,6 +143,37 @@ class Tape:
         if program is None:
             program = programs[stage] = []
         program += (kind, y.handle, v.handle, number)
+        return True
+
+    def note_sum(self, row: Row, start: Any, terms: tuple[tuple[float, Any], ...]) -> bool:
+        """Write down several small operations on a row: it becomes ``start``, if that is given, and the terms are added
+        to it; False if they cannot wait."""
+        if self._num_pending >= PENDING_LIMIT:
+            self.flush()
+        y = row.slot
+        shelf, stage = y.shelf, y.writable
+        others = terms if start is None else ((0.0, start), *terms)
+        if row.own is not None:
+            return False
+        for _, other in others:
+            if not isinstance(other, Row) or other.own is not None or other.slot.shelf is not shelf:
+                return False
+            if stage < other.slot.readable:
+                stage = other.slot.readable
+        if stage < self._first_stage:
+            stage = self._first_stage
+        self._num_pending += len(others)
+        y.readable = y.writable = stage
+        program = shelf.programs.get(stage)
+        if program is None:
+            program = shelf.programs[stage] = []
+        kind = ADD if start is None else COPY
+        for number, other in others:
+            v = other.slot
+            if v.writable < stage:
+                v.writable = stage
+            program += (kind, y.handle, v.handle, number)
+            kind = ADD
         return True
 
     def mean(self, rows: list[Any]) -> Any:
