@@ -22,7 +22,6 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 SUITE = HERE / "faults.py"
 # Not the project's own settings: they are for a pytest with all plugins.
-RUNS_AT_A_TIME = 10
 SETTINGS = "[pytest]\nfilterwarnings = error\nxfail_strict = true\n"
 
 
@@ -75,6 +74,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--runs", type=int, default=1, help="how often (1)")
     parser.add_argument("--at-once", type=int, default=6, help="pytest processes side by side (6)")
+    parser.add_argument("--batch", type=int, default=10, help="runs that share their processes (10)")
     parser.add_argument("--tests", default="", help="only those that pytest -k would choose by this")
     parser.add_argument(
         "--within-s", type=float, default=1200.0, help="of a run, on average: what takes longer has failed (1200)"
@@ -87,8 +87,8 @@ def main() -> int:
     settings = folder / "pytest.ini"
     settings.write_text(SETTINGS)
     began, failures = time.monotonic(), 0
-    for first in range(0, chosen.runs, RUNS_AT_A_TIME):
-        runs = min(RUNS_AT_A_TIME, chosen.runs - first)
+    for first in range(0, chosen.runs, chosen.batch):
+        runs = min(chosen.batch, chosen.runs - first)
         tests = collect(settings, folder, chosen.tests, runs)
         failed = run_tests(settings, folder / f"from-{first + 1}", tests, chosen, runs)
         for log in failed:

@@ -15,7 +15,7 @@ class Lab:
     def __init__(self, workers, **hardware):
         self.events, self.arrived = Events(), {}
         config = HardwareConfig(**{"link": "8mbit/0ms", "node_link": "80mbit/0ms", **hardware})
-        self.network = Network(Layout(config, workers), workers, self.events.later)
+        self.network = Network(Layout(config, workers), workers, self.events)
 
     def at(self, time, kind, name, *arguments):
         def begin(now):

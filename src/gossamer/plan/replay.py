@@ -20,8 +20,8 @@ from gossamer.plan.machines import Machines, Shape
 from gossamer.plan.times import Times, Timing
 from gossamer.virtual.clock import Clock, Done, Hardware
 from gossamer.virtual.cluster import Cluster
+from gossamer.virtual.events import ARRIVE, Events
 from gossamer.virtual.hardware import HardwareConfig, Link
-from gossamer.virtual.network import Later
 from gossamer.virtual.simulation import make_cluster
 
 STAND_IN = 4096
@@ -33,8 +33,8 @@ class MachineClock:
 
     instant = False
 
-    def __init__(self, machines: Machines, free: bool, later: Later) -> None:
-        self.machines, self.free, self.later = machines, free, later
+    def __init__(self, machines: Machines, free: bool, events: Events) -> None:
+        self.machines, self.free, self.events = machines, free, events
         self.times = Times(machines)
         self.factors = machines.compute.worker_factors(machines.workers)
         self._drawn: dict[int, list[float]] = {}
@@ -72,7 +72,7 @@ class MachineClock:
                 self._busy[node] -= 1
             done(moment)
 
-        self.later(now + timing.seconds, over)
+        self.events.at(now + timing.seconds, ARRIVE, over)
 
 
 class Scaled:
@@ -106,10 +106,10 @@ def cluster_of(scene: Scene, method: str, topology: str, options: Mapping[str, A
         }
     )  # fmt: skip
 
-    def clock(later: Later) -> Clock:
+    def clock(events: Events) -> Clock:
         # Machines that were only described are the virtual cluster's own, with flows that share cards as they come.
         plain = not (machines.measured or machines.compute.sample_s or free)
-        made: Clock = Hardware(described, scene.workers, later) if plain else MachineClock(machines, free, later)
+        made: Clock = Hardware(described, scene.workers, events) if plain else MachineClock(machines, free, events)
         return Scaled(made, scene.parameters / dim)
 
     with torch.random.fork_rng(devices=[]):

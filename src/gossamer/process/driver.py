@@ -19,7 +19,7 @@ from gossamer.process.diary import Diary
 from gossamer.process.exchanges import Exchanges
 from gossamer.process.groups import BACKGROUND, COURIER, FOREGROUND, Aborted, Groups, Membership, Stopped, Void
 from gossamer.process.metrics import Metrics
-from gossamer.process.priority import give_way
+from gossamer.process.priority import Modest
 from gossamer.process.staging import Staging
 from gossamer.process.state import WorkerState, is_finite
 from gossamer.process.step_call import overflowed, prepare
@@ -54,6 +54,8 @@ class Driver:
         self._steps_changed = threading.Condition()
         self._courier: Aside | None = None
         self._thread: threading.Thread | None = None
+        self._modest = Modest()
+        """The background's thread."""
         self._hooks = [
             self.binding.optimizer.register_step_pre_hook(prepare),
             self.binding.optimizer.register_step_pre_hook(lambda *_: self.before_step()),
@@ -71,7 +73,7 @@ class Driver:
         self.start_background()
         self.exchanges.in_step, self._void = True, False
         self.diary.enter_step()
-        self.lock.acquire()
+        self._lock_for_training()
         self.binding.enter_step()
         if self.state.tainted:
             # This gradient was taken at weights that were not finite; others are in their place by now.
@@ -135,10 +137,15 @@ class Driver:
                 self._void = True
                 return False
             finally:
-                self.lock.acquire()
+                self._lock_for_training()
                 self.counts.idle_s += time.monotonic() - began
                 if not isinstance(effect, Start):
                     self.diary.waited(began)
+
+    def _lock_for_training(self) -> None:
+        if not self.lock.acquire(blocking=False):
+            with self._modest.waited_for():
+                self.lock.acquire()
 
     # The background thread
 
@@ -149,7 +156,7 @@ class Driver:
             self._thread.start()
 
     def _background(self) -> None:
-        give_way()
+        self._modest.begin()
         if self.binding.device.type == "cuda":
             torch.cuda.set_device(self.binding.device)
         asking = self.method.background(self.worker)

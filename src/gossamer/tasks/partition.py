@@ -106,13 +106,19 @@ class Batches:
         self.rank = rank
         self.steps_per_epoch = len(indices) / batch
         self._epochs_per_block = math.ceil(self.BLOCK / len(indices))
+        self._block_size = self._epochs_per_block * len(indices)
         self._block = -1
         self._order = indices
 
     def take(self, step: int) -> np.ndarray:
         """The sample indices of mini-batch number `step`, counted from 0."""
-        block, offset = divmod(step * self.batch, self._epochs_per_block * len(self.indices))
-        batch = self._samples(block)[offset : offset + self.batch].copy()
+        return self.look_at(step).copy()
+
+    def look_at(self, step: int) -> np.ndarray:
+        """What ``take`` gives, not to be written to."""
+        block, offset = divmod(step * self.batch, self._block_size)
+        samples = self._order if block == self._block else self._samples(block)
+        batch = samples[offset : offset + self.batch]
         while len(batch) < self.batch:
             block += 1
             batch = np.concatenate([batch, self._samples(block)[: self.batch - len(batch)]])

@@ -16,8 +16,9 @@ import numpy as np
 
 from gossamer.seeds import Ahead, exponentials
 from gossamer.topology import Topology
+from gossamer.virtual.events import Events
 from gossamer.virtual.hardware import Compute, HardwareConfig, Layout
-from gossamer.virtual.network import Later, Network
+from gossamer.virtual.network import Network
 
 Done = Callable[[float], None]
 
@@ -68,10 +69,10 @@ class Hardware:
 
     instant = False
 
-    def __init__(self, config: HardwareConfig, workers: int, later: Later) -> None:
+    def __init__(self, config: HardwareConfig, workers: int, events: Events) -> None:
         self.compute = Compute(config.compute, config.straggler, workers)
         self.gradient_time = Ahead(self.compute.draw_many).next
-        network = Network(Layout(config, workers), workers, later)
+        network = Network(Layout(config, workers), workers, events)
         self.swap, self.mean, self.gather = network.swap, network.mean, network.gather
 
     def mean_gradient_time(self, rank: int) -> float:

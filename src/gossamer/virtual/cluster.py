@@ -26,7 +26,6 @@ from gossamer.virtual.events import ARRIVE, BEGIN, END, LOOK, Events
 from gossamer.virtual.exchanges import Exchanges
 from gossamer.virtual.gradients import Evaluator
 from gossamer.virtual.hardware import HardwareConfig, parse_ranked
-from gossamer.virtual.network import Later
 from gossamer.virtual.pairing import ReadyPairing, SpikePairing
 from gossamer.virtual.rows import Row
 from gossamer.virtual.tape import Batch, Matrix, Tape
@@ -58,7 +57,7 @@ class Cluster:
         seed: int,
         start: list[Tensor] | None = None,
         recorder: Recorder | None = None,
-        make_clock: Callable[[Later], Clock] | None = None,
+        make_clock: Callable[[Events], Clock] | None = None,
     ) -> None:
         """``make_clock``: another clock in the place of the hardware's."""
         self.evaluator, self.method, self.topology, self.schedule, self.seed = (
@@ -73,7 +72,7 @@ class Cluster:
         self.events = Events()
         if make_clock is None:
             make_clock = partial(Hardware, hardware, self.num_workers)
-        self.clock: Clock = Ideal(method.lockstep) if clock == "ideal" else make_clock(self.events.later)
+        self.clock: Clock = Ideal(method.lockstep) if clock == "ideal" else make_clock(self.events)
         self.tape = Tape(self.num_workers, evaluator.flat.dtype, evaluator.device)
         self.parameters = self.tape.matrix(evaluator.flat.size)
         self.gradients = self.tape.matrix(evaluator.flat.size)
@@ -110,6 +109,8 @@ class Cluster:
         self.news: list[str] = []
         """What happened to the workers, for the person who watches."""
         self._ending = self._look = False
+        self._plain_step = type(method).step is Method.step
+        """A step of the method is one of the optimizer, and nothing else: nobody needs to ask for it."""
         self._schedule_life(hardware)
 
     def say(self, news: str) -> None:
@@ -239,7 +240,16 @@ class Cluster:
         if self.clock.instant:
             self._take_gradient(worker, now)
         worker.idle_since = now
-        self._run(worker, "step", self.method.step(worker))
+        if self._plain_step:
+            self._update(worker)
+            self._stepped(worker)
+        else:
+            self._run(worker, "step", self.method.step(worker))
+
+    def _update(self, worker: VirtualWorker) -> None:
+        """The optimizer's step."""
+        if self.evaluator.task.gradients:
+            self.tape.update(worker.x, worker.gradient, self.lr(worker))
 
     def _stepped(self, worker: VirtualWorker) -> None:
         """The method's step is over."""
@@ -308,8 +318,7 @@ class Cluster:
                 return
             answer = None
             if isinstance(effect, Update):
-                if self.evaluator.task.gradients:
-                    self.tape.update(worker.x, worker.gradient, self.lr(worker))
+                self._update(worker)
             elif isinstance(effect, Pair):
                 self.pairing.ask(self.events.now, strand, effect.rate)
                 return

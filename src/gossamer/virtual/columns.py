@@ -20,7 +20,7 @@ from gossamer.virtual.programs import ADD, COPY, FIELDS, SCALE, Program
 BLOCK = 256
 """Columns per block."""
 
-_COPY, _ADD, _SCALE = tl.constexpr(COPY), tl.constexpr(ADD), tl.constexpr(SCALE)
+_COPY, _ADD, _SCALE = tl.constexpr(int(COPY)), tl.constexpr(int(ADD)), tl.constexpr(int(SCALE))
 
 
 class ByColumns:
@@ -30,14 +30,14 @@ class ByColumns:
         self.dtype, self.device = dtype, device
         self.element = getattr(tl, str(dtype).removeprefix("torch."))
 
-    def handle(self, vector: Tensor) -> int:
+    def handle(self, vector: Tensor) -> float:
         assert vector.is_contiguous()
-        return vector.data_ptr()
+        # Addresses have at most 48 bits: as doubles they are exact, and one table takes them and the numbers.
+        return float(vector.data_ptr())
 
     def load(self, programs: list[tuple[Program, int]]) -> list[Callable[[], None]]:
         if not programs:
             return []
-        # Addresses have at most 48 bits: as doubles they are exact, and one table takes them and the numbers.
         fields = np.concatenate([np.array(program, dtype=np.float64) for program, _ in programs])
         fields = fields.reshape(-1, FIELDS)
         # Not blocking: the CPU goes on while the GPU is busy. The copies have left the arrays when the calls return.

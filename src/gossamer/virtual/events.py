@@ -37,10 +37,6 @@ class Events:
             self._first, event = event, first
         heapq.heappush(self._heap, event)
 
-    def later(self, time: float, action: Callable[..., None], *arguments: Any) -> None:
-        """Call ``action(time, *arguments)`` when its time has come: something arrives."""
-        self.at(time, ARRIVE, action, *arguments)
-
     def settled(self) -> bool:
         """Whether no message arrives and no gradient ends at this instant any more."""
         event = self._first or (self._heap[0] if self._heap else None)

@@ -141,7 +141,8 @@ class Evaluator:
             return functional_call(self.model, named, (inputs,)).to(self.flat.dtype)
 
     def _mini_batches(self, ranks: list[int], steps: list[int]) -> tuple[Tensor, Tensor]:
-        samples = np.stack([self.batches[rank].take(step) for rank, step in zip(ranks, steps, strict=True)])
+        samples = np.concatenate([self.batches[rank].look_at(step) for rank, step in zip(ranks, steps, strict=True)])
+        samples = samples.reshape(len(ranks), -1)
         # Not blocking: the CPU goes on while the GPU is busy. The copy has left the array when the call returns.
         index = torch.from_numpy(samples).to(self.device, non_blocking=True)
         inputs, targets = (part.index_select(0, index.flatten()).unflatten(0, index.shape) for part in self.train)

@@ -8,14 +8,13 @@ m−1 latencies; workers of one node sit side by side in the ring, so a card car
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
+from gossamer.virtual.events import ARRIVE, Events
 from gossamer.virtual.hardware import Layout
-
-Later = Callable[..., None]
-"""``later(time, action, *arguments)`` puts an action into the event queue."""
 
 
 class Flow:
@@ -31,8 +30,8 @@ class Flow:
 class Network:
     """The cards of all nodes and the flows that share them."""
 
-    def __init__(self, layout: Layout, num_workers: int, later: Later) -> None:
-        self.layout, self.later = layout, later
+    def __init__(self, layout: Layout, num_workers: int, events: Events) -> None:
+        self.layout, self.events = layout, events
         # Cards of nodes first, then the ports of workers.
         self.speed = [layout.between.bytes_per_s] * layout.num_nodes + [layout.inside.bytes_per_s] * num_workers
         self.users: list[dict[Flow, None]] = [{} for _ in self.speed]
@@ -74,27 +73,27 @@ class Network:
 
     def _start(self, now: float, flow: Flow) -> None:
         flow.since = now
+        others = self._sharing(flow)
         for card in flow.cards:
             self.users[card][flow] = None
-        self._pace(now, self._sharing(flow))
+        self._pace(now, (*others, flow))
 
     def _finish(self, now: float, flow: Flow, version: int) -> None:
         if flow.version != version:
             return
         for card in flow.cards:
             del self.users[card][flow]
-        self._pace(now, self._sharing(flow))
-        self.later(now + flow.latency, flow.done)
+        others = self._sharing(flow)
+        if others:
+            self._pace(now, others)
+        self.events.at(now + flow.latency, ARRIVE, flow.done)
 
-    def _sharing(self, flow: Flow) -> dict[Flow, None]:
+    def _sharing(self, flow: Flow) -> Iterable[Flow]:
         """All that use the cards of this flow, in a fixed order."""
-        users = self.users
-        sharing: dict[Flow, None] = {}
-        for card in flow.cards:
-            sharing |= users[card]
-        return sharing
+        used = [users for card in flow.cards if (users := self.users[card])]
+        return dict.fromkeys(itertools.chain.from_iterable(used)) if used else ()
 
-    def _pace(self, now: float, flows: dict[Flow, None]) -> None:
+    def _pace(self, now: float, flows: Iterable[Flow]) -> None:
         """Give each flow its share of its cards from now on."""
         speed, users = self.speed, self.users
         for flow in flows:
@@ -109,4 +108,4 @@ class Network:
             flow.since, flow.rate = now, pace
             flow.version += 1
             left_s = 0.0 if math.isinf(pace) else flow.left / pace
-            self.later(now + left_s, self._finish, flow, flow.version)
+            self.events.at(now + left_s, ARRIVE, self._finish, flow, flow.version)

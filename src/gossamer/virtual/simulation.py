@@ -17,8 +17,8 @@ from gossamer.seeds import stream
 from gossamer.tasks import worker_batches
 from gossamer.virtual.clock import Clock
 from gossamer.virtual.cluster import Cluster, Diverged
+from gossamer.virtual.events import Events
 from gossamer.virtual.gradients import Evaluator
-from gossamer.virtual.network import Later
 
 EVALUATION_BUDGET = 2e11
 """Operations that all evaluations of a run may take together before they become rarer."""
@@ -153,7 +153,7 @@ def make_evaluator(run: Run) -> Evaluator:
 
 
 def make_cluster(
-    run: Run, recorder: Recorder | None = None, make_clock: Callable[[Later], Clock] | None = None
+    run: Run, recorder: Recorder | None = None, make_clock: Callable[[Events], Clock] | None = None
 ) -> Cluster:
     """The virtual cluster of a run, before its first step; ``make_clock``: on another clock than the run's."""
     c, task = run.config, run.task

@@ -122,7 +122,7 @@ class Tape:
         """A row to keep something in for a while; its content is undefined."""
         return Temporary(self, self.shelf(width).lend())
 
-    def note(self, kind: int, row: Row, other: Row, number: float) -> bool:
+    def note(self, kind: float, row: Row, other: Row, number: float) -> bool:
         """Write down a small operation (``programs``): ``row`` changes, ``other`` is read; False if it cannot wait."""
         y, v = row.slot, other.slot
         if row.own is not None or other.own is not None or y.shelf is not v.shelf:
@@ -151,29 +151,37 @@ class Tape:
         if self._num_pending >= PENDING_LIMIT:
             self.flush()
         y = row.slot
-        shelf, stage = y.shelf, y.writable
-        others = terms if start is None else ((0.0, start), *terms)
         if row.own is not None:
             return False
-        for _, other in others:
-            if not isinstance(other, Row) or other.own is not None or other.slot.shelf is not shelf:
+        handle, shelf, stage = y.handle, y.shelf, y.writable
+        operations: Program = []
+        kind = ADD
+        if start is not None:
+            kind, terms = COPY, ((0.0, start), *terms)
+        read = []
+        for number, other in terms:
+            if not isinstance(other, Row) or other.own is not None:
                 return False
-            if stage < other.slot.readable:
-                stage = other.slot.readable
+            v = other.slot
+            if v.shelf is not shelf:
+                return False
+            if stage < v.readable:
+                stage = v.readable
+            operations += (kind, handle, v.handle, number)
+            read.append(v)
+            kind = ADD
         if stage < self._first_stage:
             stage = self._first_stage
-        self._num_pending += len(others)
-        y.readable = y.writable = stage
-        program = shelf.programs.get(stage)
-        if program is None:
-            program = shelf.programs[stage] = []
-        kind = ADD if start is None else COPY
-        for number, other in others:
-            v = other.slot
+        for v in read:
             if v.writable < stage:
                 v.writable = stage
-            program += (kind, y.handle, v.handle, number)
-            kind = ADD
+        y.readable = y.writable = stage
+        self._num_pending += len(read)
+        program = shelf.programs.get(stage)
+        if program is None:
+            shelf.programs[stage] = operations
+        else:
+            program += operations
         return True
 
     def mean(self, rows: list[Any]) -> Any:
@@ -205,22 +213,30 @@ class Tape:
     def gradient(self, row: Row, job: Any) -> None:
         """Write down that ``row`` holds a point now and shall hold the gradient there."""
         slot = row.slot
-        stage = self._batch_stage(max(slot.writable, self._first_stage) // WAVE * WAVE + WAVE - 2)
+        ready = slot.writable
+        if ready < self._first_stage:
+            ready = self._first_stage
+        stage = ready // WAVE * WAVE + WAVE - 1
         slot.readable = slot.writable = stage + 1
+        self._num_pending += 1
         _note(self._gradients, stage, slot, job)
 
     def update(self, row: Row, gradient: Row, lr: float) -> None:
         """Write down one optimizer step on ``row`` with ``gradient``."""
         x, g = row.slot, gradient.slot
-        stage = self._batch_stage(max(x.writable, g.readable))
+        ready = x.writable
+        if ready < g.readable:
+            ready = g.readable
+        stage = self._batch_stage(ready)
         x.readable = x.writable = stage + 1
-        g.writable = max(g.writable, stage + 1)
+        if g.writable <= stage:
+            g.writable = stage + 1
         _note(self._updates, stage, x, lr)
 
     def _batch_stage(self, after: int) -> int:
         """The first odd stage after this even one."""
         self._num_pending += 1
-        return max(after, self._first_stage) + 1
+        return (after if after > self._first_stage else self._first_stage) + 1
 
     def flush(self) -> None:
         """Execute everything written down."""

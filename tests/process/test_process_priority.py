@@ -1,0 +1,115 @@
+"""A thread that gives way to the training is called back while that waits for it."""
+
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from gossamer.process import priority
+from gossamer.process.priority import NICER, Modest
+
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads have no niceness of their own here")
+
+
+def niceness(thread):
+    return os.getpriority(os.PRIO_PROCESS, thread)
+
+
+@pytest.fixture
+def background():
+    """A modest thread: what it is, and its number."""
+    modest, ended, begun = Modest(), threading.Event(), threading.Event()
+    number = []
+
+    def run():
+        modest.begin()
+        number.append(threading.get_native_id())
+        begun.set()
+        ended.wait(30)
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    assert begun.wait(30)
+    yield modest, number[0]
+    ended.set()
+    thread.join(30)
+
+
+def may_come_back():
+    """Whether this system lets a thread become less nice again."""
+    status = Path(f"/proc/{os.getpid()}/status").read_text()
+    capabilities = int(status.split("CapEff:")[1].split()[0], 16)
+    return bool(capabilities >> 23 & 1)
+
+
+def test_it_gives_way_except_while_it_is_waited_for(background):
+    if not may_come_back():
+        pytest.skip("needs the right to raise a priority (CAP_SYS_NICE)")
+    modest, thread = background
+    usual = niceness(os.getpid())
+    assert niceness(thread) == min(19, usual + NICER)
+    with modest.waited_for():
+        assert niceness(thread) == usual
+    assert niceness(thread) == min(19, usual + NICER)
+
+
+def test_where_it_could_not_be_called_back_it_does_not_give_way(monkeypatch):
+    usual = niceness(os.getpid())
+    set_priority = os.setpriority
+
+    def no_way_back(which, who, to):
+        if to <= usual:
+            raise PermissionError
+        set_priority(which, who, to)
+
+    monkeypatch.setattr(os, "setpriority", no_way_back)
+    priority._can_be_called_back.cache_clear()
+    found = []
+
+    def run():
+        modest = Modest()
+        modest.begin()
+        with modest.waited_for():
+            found.append(niceness(threading.get_native_id()))
+        found.append(niceness(threading.get_native_id()))
+
+    thread = threading.Thread(target=run)
+    thread.start()
+    thread.join(30)
+    priority._can_be_called_back.cache_clear()
+    assert found == [usual, usual]
+
+
+def test_the_training_calls_it_back_only_where_it_has_to_wait():
+    from gossamer.process.driver import Driver
+
+    driver = Driver.__new__(Driver)
+    driver.lock = threading.RLock()
+    asked = []
+
+    class Told:
+        def waited_for(self):
+            asked.append(True)
+            return threading.Lock()
+
+    driver._modest = Told()
+    driver._lock_for_training()
+    driver.lock.release()
+    assert not asked
+    held, over = threading.Event(), threading.Event()
+
+    def hold():
+        with driver.lock:
+            held.set()
+            over.wait(30)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    assert held.wait(30)
+    threading.Timer(0.2, over.set).start()
+    driver._lock_for_training()
+    driver.lock.release()
+    thread.join(30)
+    assert asked == [True]
