@@ -1,9 +1,7 @@
 """A model's trainable parameters as one flat vector, and its buffers as another.
 
 Tied weights are there once, frozen parameters not at all. Parameters keep their memory format: one in channels_last
-lies in the vector in channels_last order. Several dtypes share one vector of the widest of them. Each tensor begins at
-a multiple of 16 bytes, since some of a GPU's kernels (cuDNN's batch norm) take that for granted: what lies between two
-of them is zero, stays zero, and is nobody's.
+lies in the vector in channels_last order. Several dtypes share one vector of the widest of them.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ from torch import Tensor, nn
 from gossamer.errors import InputError
 
 ALIGNMENT = 16
-"""Bytes."""
+"""Bytes: some of a GPU's kernels (cuDNN's batch norm) take for granted that a tensor begins at a multiple of these."""
 
 
 @dataclass(frozen=True)
@@ -42,10 +40,9 @@ class Part:
         return piece.permute((*range(lead), *(lead + axis for axis in self.order)))
 
 
-def aligned(length: int, dtype: torch.dtype) -> int:
-    """So many elements or a few more, up to the next that begins at a multiple of 16 bytes."""
-    unit = max(1, ALIGNMENT // dtype.itemsize)
-    return -(-length // unit) * unit
+def usable(tensor: Tensor) -> bool:
+    """Whether a model can work with this tensor where it lies; else it needs a copy."""
+    return tensor.device.type == "cpu" or tensor.data_ptr() % ALIGNMENT == 0
 
 
 class Flat:
@@ -53,20 +50,19 @@ class Flat:
 
     def __init__(self, named: Iterable[tuple[str, Tensor]]) -> None:
         self.parts: list[Part] = []
-        tensors = list(named)
-        self.dtype = reduce(torch.promote_types, (tensor.dtype for _, tensor in tensors), torch.bfloat16)
-        if not tensors:
-            self.dtype = torch.get_default_dtype()
-        self.size = 0
-        for name, tensor in tensors:
+        end = 0
+        for name, tensor in named:
             # Axes by falling stride: the order in which a dense tensor lies in memory.
             strides = tensor.stride()
             axes = sorted(range(tensor.dim()), key=lambda axis: (-strides[axis], axis))
             laid_out = tuple(tensor.shape[axis] for axis in axes)
             order = tuple(axes.index(axis) for axis in range(tensor.dim()))
-            start = aligned(self.size, self.dtype)
-            self.size = start + tensor.numel()
-            self.parts.append(Part(name, start, self.size, laid_out, order, tensor.dtype))
+            self.parts.append(Part(name, end, end + tensor.numel(), laid_out, order, tensor.dtype))
+            end += tensor.numel()
+        self.size = end
+        self.dtype = reduce(torch.promote_types, (part.dtype for part in self.parts), torch.bfloat16)
+        if not self.parts:
+            self.dtype = torch.get_default_dtype()
 
     @classmethod
     def of_parameters(cls, model: nn.Module) -> Flat:
@@ -82,11 +78,12 @@ class Flat:
         return cls((name, b) for name, b in model.named_buffers() if b.is_floating_point())
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
-        """The named tensors as views of ``vector`` (copies where their dtype differs)."""
-        return {part.name: part.view(vector).to(part.dtype) for part in self.parts}
+        """The named tensors as views of ``vector`` (copies where their dtype differs, or they are not ``usable``)."""
+        views = ((part.name, part.view(vector).to(part.dtype)) for part in self.parts)
+        return {name: view if usable(view) else view.clone() for name, view in views}
 
     def pack(self, named: dict[str, Tensor], out: Tensor) -> Tensor:
-        """Write named tensors into ``out``, which is zero between them."""
+        """Write named tensors into ``out``."""
         for part in self.parts:
             part.view(out).copy_(named[part.name].detach())
         return out

@@ -39,13 +39,13 @@ def accumulate(total: Any, *terms: tuple[float, Any]) -> None:
 
 
 def combine(start: Any, *terms: tuple[float, Any], out: Any) -> None:
-    """``out = start + Σ number · vector``."""
+    """``out = start + Σ number · vector``, none of which is ``out``."""
     if not isinstance(out, Tensor):
         out.combine(start, *terms)
         return
-    for number, vector in terms:
-        torch.add(start, vector, alpha=number, out=out)
-        start = out
+    (number, vector), *others = terms
+    torch.add(start, vector, alpha=number, out=out)
+    accumulate(out, *others)
 
 
 def distance(one: Tensor, other: Tensor) -> float:

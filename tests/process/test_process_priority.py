@@ -1,14 +1,15 @@
 """A thread that gives way to the training is called back while that waits for it."""
 
+import contextlib
 import os
 import sys
 import threading
-from pathlib import Path
 
 import pytest
+import torch
 
 from gossamer.process import priority
-from gossamer.process.priority import NICER, Modest
+from gossamer.process.priority import NICER, GivingWay
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads have no niceness of their own here")
 
@@ -17,10 +18,19 @@ def niceness(thread):
     return os.getpriority(os.PRIO_PROCESS, thread)
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """A thread that has threads of its own does not give way."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 @pytest.fixture
 def background():
     """A modest thread: what it is, and its number."""
-    modest, ended, begun = Modest(), threading.Event(), threading.Event()
+    modest, ended, begun = GivingWay(), threading.Event(), threading.Event()
     number = []
 
     def run():
@@ -37,15 +47,8 @@ def background():
     thread.join(30)
 
 
-def may_come_back():
-    """Whether this system lets a thread become less nice again."""
-    status = Path(f"/proc/{os.getpid()}/status").read_text()
-    capabilities = int(status.split("CapEff:")[1].split()[0], 16)
-    return bool(capabilities >> 23 & 1)
-
-
 def test_it_gives_way_except_while_it_is_waited_for(background):
-    if not may_come_back():
+    if not priority._can_be_called_back():
         pytest.skip("needs the right to raise a priority (CAP_SYS_NICE)")
     modest, thread = background
     usual = niceness(os.getpid())
@@ -69,7 +72,7 @@ def test_where_it_could_not_be_called_back_it_does_not_give_way(monkeypatch):
     found = []
 
     def run():
-        modest = Modest()
+        modest = GivingWay()
         modest.begin()
         with modest.waited_for():
             found.append(niceness(threading.get_native_id()))
@@ -90,15 +93,17 @@ def test_the_training_calls_it_back_only_where_it_has_to_wait():
     asked = []
 
     class Told:
+        @contextlib.contextmanager
         def waited_for(self):
             asked.append(True)
-            return threading.Lock()
+            over.set()
+            yield
 
-    driver._modest = Told()
+    driver._giving_way = Told()
+    held, over = threading.Event(), threading.Event()
     driver._lock_for_training()
     driver.lock.release()
     assert not asked
-    held, over = threading.Event(), threading.Event()
 
     def hold():
         with driver.lock:
@@ -108,7 +113,6 @@ def test_the_training_calls_it_back_only_where_it_has_to_wait():
     thread = threading.Thread(target=hold)
     thread.start()
     assert held.wait(30)
-    threading.Timer(0.2, over.set).start()
     driver._lock_for_training()
     driver.lock.release()
     thread.join(30)

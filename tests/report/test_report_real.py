@@ -49,8 +49,8 @@ def test_a_real_run_is_reported(tmp_path, method):
         assert workers["time"]["wait"][0] > workers["time"]["wait"][1]
     else:
         assert workers["steps"][1] < workers["steps"][0]
-        # One may be over for one end and lost for the other.
-        assert sum(count for _, _, _, count in workers["edges"]) == pytest.approx(result["exchanges"], abs=1)
+        # Some may be over for one end and lost for the other.
+        assert sum(count for _, _, _, count in workers["edges"]) == pytest.approx(result["exchanges"], abs=3)
 
 
 def test_the_traces_of_real_workers_join_into_one(tmp_path):

@@ -76,7 +76,8 @@ class Both:
                 accumulate(plain_y, *plain)
             elif i != j:
                 combine(v, *chosen, out=y)
-                plain_y.copy_(plain_v + sum(c * vector for c, vector in plain))
+                plain_y.copy_(plain_v)
+                accumulate(plain_y, *plain)
         elif kind == "clone":
             self.temporary(y.clone(), plain_y.clone())
         elif kind == "mean":

@@ -18,7 +18,6 @@ from gossamer.tasks import Batches, Task
 from gossamer.virtual.blocks import WIDE_BYTES
 from gossamer.virtual.gradients import Evaluator
 from gossamer.virtual.simulation import make_cluster, simulate
-from gossamer.virtual.tape import Tape
 from plain_training import (
     batches_of,
     cluster_of,
@@ -104,33 +103,57 @@ def test_batch_norm_keeps_its_statistics_per_worker_and_averages_them_for_evalua
     assert result.final.accuracy == pytest.approx(float(run.task.correct(outputs, run.task.test[1])), abs=1e-6)
 
 
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("way", ["batched", "loop", "graph"])
-def test_batch_norm_behind_a_parameter_of_odd_length_on_a_gpu(way, monkeypatch):
-    """cuDNN takes weights that begin at odd places for an error of the address."""
-    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+def odd_task():
+    """A batch norm behind a parameter of odd length."""
     torch.manual_seed(0)
-    device = torch.device("cuda")
-    task = Task(
+    return Task(
         name="odd",
         model=lambda: nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Flatten(), nn.Linear(180, 3)),
         train=(torch.randn(8, 3, 8, 8), torch.randint(0, 3, (8,))),
         test=(torch.randn(4, 3, 8, 8), torch.randint(0, 3, (4,))),
         loss=nn.functional.cross_entropy,
     )
+
+
+def computed(task, device, way):
+    """Losses, gradients, buffers and scores of five workers."""
     batches = [Batches(np.arange(8), 4, seed=0, rank=rank) for rank in range(5)]
-    found = {}
-    for where in (torch.device("cpu"), device):
-        torch.manual_seed(0)
-        here = "loop" if where.type == "cpu" else way
-        evaluator = Evaluator(task, task.model(), batches, seed=0, device=where, way=here)
-        rows = Tape(5, torch.float32, where).matrix(evaluator.flat.size).data
-        for rank, row in enumerate(rows):
-            evaluator.start(row).mul_(1 + 0.1 * rank)
-        losses = evaluator.gradients(rows, [0, 1, 2, 3, 4], [0] * 5)
-        scores, _ = evaluator.scores(rows, evaluator.buffers)
-        found[where.type] = [tensor.cpu() for tensor in (losses, rows, evaluator.buffers, scores)]
-    for here, there in zip(found["cpu"], found["cuda"], strict=True):
+    torch.manual_seed(0)
+    evaluator = Evaluator(task, task.model(), batches, seed=0, device=device, way=way)
+    rows = torch.zeros(5, evaluator.flat.size, device=device)
+    for rank, row in enumerate(rows):
+        evaluator.start(row).mul_(1 + 0.1 * rank)
+    losses = evaluator.gradients(rows, [0, 1, 2, 3, 4], [0] * 5)
+    scores, _ = evaluator.scores(rows, evaluator.buffers)
+    return [tensor.cpu() for tensor in (losses, rows, evaluator.buffers, scores)]
+
+
+def test_parameters_that_cannot_be_views_of_the_vector(monkeypatch):
+    """As on a GPU, where some kernels cannot use what does not begin at a multiple of 16 bytes."""
+    task, cpu = odd_task(), torch.device("cpu")
+    expected = computed(task, cpu, "loop")
+    asked = []
+
+    def usable(tensor):
+        asked.append(tensor.data_ptr() % 16 == 0)
+        return asked[-1]
+
+    monkeypatch.setattr("gossamer.virtual.ways.usable", usable)
+    monkeypatch.setattr("gossamer.flat.usable", usable)
+    for here, there in zip(computed(task, cpu, "loop"), expected, strict=True):
+        torch.testing.assert_close(here, there, rtol=0, atol=0)
+    assert True in asked
+    assert False in asked
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("way", ["batched", "loop", "graph"])
+def test_batch_norm_behind_a_parameter_of_odd_length_on_a_gpu(way, monkeypatch):
+    """cuDNN takes weights that begin at odd places for an error of the address."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    task = odd_task()
+    expected = computed(task, torch.device("cpu"), "loop")
+    for here, there in zip(computed(task, torch.device("cuda"), way), expected, strict=True):
         torch.testing.assert_close(here, there, rtol=1e-2, atol=1e-3, check_dtype=False)
 
 

@@ -8,7 +8,7 @@ received one copy.
 
 Where parameters are of several dtypes the vectors are of the widest. A narrower parameter cannot be a view of them: it
 keeps its own memory, is rounded from them, and what the optimizer changed in it is added to ``x``, which so keeps what
-averaging gives beyond its precision.
+averaging gives beyond its precision. The same goes for one that would lie where a GPU cannot use it.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gossamer import memory
+from gossamer import flat, memory
 from gossamer.errors import InputError
-from gossamer.flat import Flat
+from gossamer.flat import Flat, Part
 
 
 class Binding:
@@ -42,8 +42,11 @@ class Binding:
         self._gradient: Tensor | None = None
         self._packed = False
         pairs = list(zip(self.parameters, self.flat.parts, strict=True))
-        self._viewing = [(parameter, part) for parameter, part in pairs if part.dtype == self.flat.dtype]
-        self._rounded = [(parameter, part) for parameter, part in pairs if part.dtype != self.flat.dtype]
+        self._viewing: list[tuple[nn.Parameter, Part]] = []
+        self._rounded: list[tuple[nn.Parameter, Part]] = []
+        for parameter, part in pairs:
+            viewing = part.dtype == self.flat.dtype and flat.usable(part.view(self.weights))
+            (self._viewing if viewing else self._rounded).append((parameter, part))
         self._weight_views = [part.view(self.weights) for _, part in self._viewing]
         self._x_views = [part.view(self.x) for _, part in self._viewing]
         self._show(self._weight_views)
@@ -85,7 +88,7 @@ class Binding:
 
     def buffer_vector(self) -> Tensor:
         """The floating-point buffers of the model as one vector, a copy."""
-        out = torch.zeros(self.buffers.size, dtype=self.buffers.dtype, device=self.device)
+        out = torch.empty(self.buffers.size, dtype=self.buffers.dtype, device=self.device)
         return self.buffers.pack(dict(self.model.named_buffers()), out)
 
     def load_buffers(self, vector: Tensor) -> None:

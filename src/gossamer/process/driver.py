@@ -19,7 +19,7 @@ from gossamer.process.diary import Diary
 from gossamer.process.exchanges import Exchanges
 from gossamer.process.groups import BACKGROUND, COURIER, FOREGROUND, Aborted, Groups, Membership, Stopped, Void
 from gossamer.process.metrics import Metrics
-from gossamer.process.priority import Modest
+from gossamer.process.priority import GivingWay
 from gossamer.process.staging import Staging
 from gossamer.process.state import WorkerState, is_finite
 from gossamer.process.step_call import overflowed, prepare
@@ -54,8 +54,8 @@ class Driver:
         self._steps_changed = threading.Condition()
         self._courier: Aside | None = None
         self._thread: threading.Thread | None = None
-        self._modest = Modest()
-        """The background's thread."""
+        self._giving_way = GivingWay()
+        """The background's thread does."""
         self._hooks = [
             self.binding.optimizer.register_step_pre_hook(prepare),
             self.binding.optimizer.register_step_pre_hook(lambda *_: self.before_step()),
@@ -144,7 +144,7 @@ class Driver:
 
     def _lock_for_training(self) -> None:
         if not self.lock.acquire(blocking=False):
-            with self._modest.waited_for():
+            with self._giving_way.waited_for():
                 self.lock.acquire()
 
     # The background thread
@@ -156,7 +156,7 @@ class Driver:
             self._thread.start()
 
     def _background(self) -> None:
-        self._modest.begin()
+        self._giving_way.begin()
         if self.binding.device.type == "cuda":
             torch.cuda.set_device(self.binding.device)
         asking = self.method.background(self.worker)
@@ -177,6 +177,7 @@ class Driver:
             pass
         finally:
             asking.close()
+            self._giving_way.end()
 
     @property
     def started(self) -> bool:

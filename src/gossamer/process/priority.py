@@ -9,6 +9,8 @@ import threading
 from collections.abc import Iterator
 from functools import lru_cache
 
+import torch
+
 NICER = 10
 """A thread that is so much nicer gets a tenth of a core that another wants, and one that wakes up takes it from it."""
 
@@ -16,18 +18,21 @@ NICER = 10
 def give_way() -> None:
     """Let the calling thread, and those it starts from now on, give way to the threads that train.
 
-    For threads that hold nothing the training may wait for; the others are ``Modest``. Does nothing where threads have
-    no priorities of their own.
+    For threads that hold nothing the training may wait for; for others there is ``GivingWay``. Does nothing where
+    threads have no priorities of their own.
     """
-    _set_niceness(threading.get_native_id(), _usual() + NICER)
+    if sys.platform == "linux":
+        # On Linux every thread has a niceness, of 19 at most, and hands it down.
+        thread = threading.get_native_id()
+        _set_niceness(thread, _niceness(thread) + NICER)
 
 
-class Modest:
-    """A thread that gives way to the training, except while that waits for it.
+class GivingWay:
+    """Lets a thread give way to the training, except while that waits for it.
 
     Whoever gives way may not get a core for a second where many others want one. What it holds then, nobody gets: so it
-    is called back. Where a thread cannot be called back, since that takes rights that not everybody has, it does not
-    give way in the first place.
+    is called back. Where it cannot be called back, since that takes rights that not everybody has, or since it has
+    threads of its own that would have to be, it does not give way in the first place.
     """
 
     def __init__(self) -> None:
@@ -35,50 +40,56 @@ class Modest:
 
     def begin(self) -> None:
         """It is the calling thread."""
-        if _can_be_called_back():
-            self._thread = threading.get_native_id()
+        if torch.get_num_threads() == 1 and _can_be_called_back():
             give_way()
+            self._thread = threading.get_native_id()
+
+    def end(self) -> None:
+        """The thread is about to end."""
+        self._thread = None
 
     @contextlib.contextmanager
     def waited_for(self) -> Iterator[None]:
-        """The training waits for it."""
-        if self._thread is None:
+        """The calling thread waits for it, and lends it its own priority."""
+        thread = self._thread
+        if thread is None:
             yield
             return
-        _set_niceness(self._thread, _usual())
+        modest = _niceness(thread)
+        _set_niceness(thread, _niceness(threading.get_native_id()))
         try:
             yield
         finally:
-            _set_niceness(self._thread, _usual() + NICER)
+            if self._thread is not None:
+                _set_niceness(thread, modest)
 
 
 @lru_cache(maxsize=1)
 def _can_be_called_back() -> bool:
     """Tried out with a thread that nobody needs."""
-    outcome: list[bool] = []
+    came_back = False
 
     def try_out() -> None:
+        nonlocal came_back
         thread = threading.get_native_id()
-        outcome.append(_set_niceness(thread, _usual() + NICER) and _set_niceness(thread, _usual()))
+        usual = _niceness(thread)
+        give_way()
+        came_back = _niceness(thread) > usual and _set_niceness(thread, usual)
 
-    trial = threading.Thread(target=try_out)
-    trial.start()
-    trial.join()
-    return outcome[0]
+    if sys.platform == "linux":
+        trial = threading.Thread(target=try_out)
+        trial.start()
+        trial.join()
+    return came_back
 
 
-@lru_cache(maxsize=1)
-def _usual() -> int:
-    """The niceness of this process."""
-    return os.getpriority(os.PRIO_PROCESS, os.getpid())
+def _niceness(thread: int) -> int:
+    return os.getpriority(os.PRIO_PROCESS, thread)
 
 
 def _set_niceness(thread: int, niceness: int) -> bool:
     """Whether that was possible."""
-    if sys.platform != "linux":
-        return False
     try:
-        # On Linux every thread has a niceness, of 19 at most, and hands it down.
         os.setpriority(os.PRIO_PROCESS, thread, niceness)
     except OSError:
         return False

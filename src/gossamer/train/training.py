@@ -330,11 +330,12 @@ class Training:
         report.idle_s, report.consensus = before.idle_s + metrics.idle_s, metrics.consensus
         loss_sum, loss_count = self.losses.sum_and_count()
         report.loss_sum, report.loss_count = before.loss_sum + loss_sum, before.loss_count + loss_count
+        # In the end everybody leaves: what breaks then was not lost.
         report.lost, report.peers_alive = before.lost + metrics.lost, metrics.peers_alive
         self._count()
 
     def _count(self) -> None:
-        """What has travelled so far; this goes on until the end, since who is done serves those that are not."""
+        """What was exchanged so far; this goes on until the end, since who is done serves those that are not."""
         assert self.swarm is not None
         report, before, metrics = self.report, self.before, self.swarm.metrics()
         report.exchanges = before.exchanges + metrics.exchanges

@@ -80,7 +80,7 @@ class Evaluator:
         self.test = tuple(part.to(device) for part in task.test)
         named = dict(model.named_buffers())
         start = self.buffer_flat.pack(
-            named, torch.zeros(self.buffer_flat.size, dtype=self.buffer_flat.dtype, device=device)
+            named, torch.empty(self.buffer_flat.size, dtype=self.buffer_flat.dtype, device=device)
         )
         self.buffers = start.repeat(len(batches), 1)
         """Floating-point buffers, one row per worker: kept local, averaged for evaluation."""

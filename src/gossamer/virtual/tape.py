@@ -23,7 +23,6 @@ from typing import Any
 import torch
 
 from gossamer import memory
-from gossamer.flat import aligned
 from gossamer.virtual.blocks import WIDE_BYTES
 from gossamer.virtual.programs import ADD, COPY, Program, executor
 from gossamer.virtual.rows import Row, Slot, Temporary, dense
@@ -39,12 +38,8 @@ class Matrix:
     """Vectors of one kind, one row per worker."""
 
     def __init__(self, shelf: Shelf, num_rows: int) -> None:
-        tape, stride = shelf.tape, shelf.width
-        if tape.device.type != "cpu":
-            # So do the tensors that are views of a row (``flat``).
-            stride = aligned(stride, tape.dtype)
-        self.data = memory.zeros(num_rows * stride, tape.dtype, tape.device).view(num_rows, stride)[:, : shelf.width]
-        """Rows begin at multiples of 16 bytes."""
+        tape = shelf.tape
+        self.data = memory.zeros(num_rows * shelf.width, tape.dtype, tape.device).view(num_rows, shelf.width)
         self.wide = shelf.wide
         self.slots: list[Slot] = [Slot(shelf, self, index) for index in range(num_rows)]
 

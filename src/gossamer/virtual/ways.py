@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from gossamer import memory
-from gossamer.flat import Flat
+from gossamer.flat import Flat, usable
 from gossamer.tasks import Task
 from gossamer.virtual.blocks import scatter
 
@@ -63,28 +63,30 @@ class Single:
         self.point = memory.zeros(flat.size, flat.dtype, device)
         self.gradient = self.point if in_place else memory.zeros_like(self.point)
         self.buffers = torch.zeros(buffer_flat.size, dtype=buffer_flat.dtype, device=device)
-        # A vector of several dtypes is of the widest: what is narrower cannot be a view of it.
-        viewing = [part for part in flat.parts if part.dtype == flat.dtype]
+        # A vector of several dtypes is of the widest: what is narrower cannot be a view of it; nor can what would lie
+        # where a GPU cannot use it.
+        viewing = [part for part in flat.parts if part.dtype == flat.dtype and usable(part.view(self.point))]
         named = dict(model.named_parameters())
         # The copy takes these in the place of the model's own parameters, which are not copied.
         views = {id(named[part.name]): nn.Parameter(part.view(self.point)) for part in viewing}
         self.model = copy.deepcopy(model, views).train()
         parameters, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
         self.viewing = [(part, parameters[part.name]) for part in viewing]
-        self.narrow = [(part, parameters[part.name]) for part in flat.parts if part.dtype != flat.dtype]
-        self.narrow_buffers = [
-            (part, buffers[part.name]) for part in buffer_flat.parts if part.dtype != buffer_flat.dtype
+        self.apart = [(part, parameters[part.name]) for part in flat.parts if part not in viewing]
+        """Parameters that are not views."""
+        buffers_viewing = [
+            part for part in buffer_flat.parts if part.dtype == buffer_flat.dtype and usable(part.view(self.buffers))
         ]
+        self.buffers_apart = [(part, buffers[part.name]) for part in buffer_flat.parts if part not in buffers_viewing]
         self.adding = not in_place and device.type == "cpu"
         """The gradients are views of ``gradient``, for all parameters that are views."""
-        self.fetched = self.narrow if self.adding else [*self.viewing, *self.narrow]
+        self.fetched = self.apart if self.adding else [*self.viewing, *self.apart]
         """Parameters whose gradients are not views."""
         if self.adding:
             for part, parameter in self.viewing:
                 parameter.grad = part.view(self.gradient)
-        for part in buffer_flat.parts:
-            if part.dtype == buffer_flat.dtype:
-                buffers[part.name].data = part.view(self.buffers)
+        for part in buffers_viewing:
+            buffers[part.name].data = part.view(self.buffers)
         self.counters = [buffer for buffer in buffers.values() if not buffer.is_floating_point()]
         self.counted = [counter.clone() for counter in self.counters]
 
@@ -115,9 +117,9 @@ class Single:
         """The loss at ``self.point``, and its gradient into ``self.gradient``."""
         if self.adding:
             self.gradient.zero_()
-        for part, parameter in self.narrow:
+        for part, parameter in self.apart:
             parameter.copy_(part.view(self.point))
-        for part, buffer in self.narrow_buffers:
+        for part, buffer in self.buffers_apart:
             buffer.copy_(part.view(self.buffers))
         if self.counters:
             torch._foreach_copy_(self.counters, self.counted)
@@ -128,7 +130,7 @@ class Single:
             loss = self.task.loss(outputs, targets)
             loss.backward()
         self._fetch()
-        for part, buffer in self.narrow_buffers:
+        for part, buffer in self.buffers_apart:
             part.view(self.buffers).copy_(buffer)
         return loss.detach()
 
