@@ -26,18 +26,16 @@ class Part:
     name: str
     start: int
     end: int
-    laid_out: tuple[int, ...]
-    """Its shape in the order in which it lies in memory."""
-    order: tuple[int, ...]
-    """The permutation that brings ``laid_out`` to its own shape."""
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
     dtype: torch.dtype
 
     def view(self, vector: Tensor) -> Tensor:
         """This tensor as a view of the vector's last dimension, in the vector's dtype."""
-        piece = vector[..., self.start : self.end]
-        lead = piece.dim() - 1
-        piece = piece.reshape(piece.shape[:-1] + self.laid_out)
-        return piece.permute((*range(lead), *(lead + axis for axis in self.order)))
+        # One call where taking a piece, giving it its shape and bringing its axes in order would be three.
+        assert vector.stride(-1) == 1 or vector.shape[-1] <= 1
+        strides = vector.stride()[:-1] + self.strides
+        return vector.as_strided(vector.shape[:-1] + self.shape, strides, vector.storage_offset() + self.start)
 
 
 def usable(tensor: Tensor) -> bool:
@@ -53,12 +51,14 @@ class Flat:
         end = 0
         for name, tensor in named:
             # Axes by falling stride: the order in which a dense tensor lies in memory.
-            strides = tensor.stride()
-            axes = sorted(range(tensor.dim()), key=lambda axis: (-strides[axis], axis))
-            laid_out = tuple(tensor.shape[axis] for axis in axes)
-            order = tuple(axes.index(axis) for axis in range(tensor.dim()))
-            self.parts.append(Part(name, end, end + tensor.numel(), laid_out, order, tensor.dtype))
-            end += tensor.numel()
+            own = tensor.stride()
+            axes = sorted(range(tensor.dim()), key=lambda axis: (-own[axis], axis))
+            strides, step = [0] * tensor.dim(), 1
+            for axis in reversed(axes):
+                strides[axis] = step
+                step *= tensor.shape[axis]
+            self.parts.append(Part(name, end, end + step, tuple(tensor.shape), tuple(strides), tensor.dtype))
+            end += step
         self.size = end
         self.dtype = reduce(torch.promote_types, (part.dtype for part in self.parts), torch.bfloat16)
         if not self.parts:

@@ -18,6 +18,7 @@ from gossamer.tasks import Batches, Task
 from gossamer.virtual.blocks import WIDE_BYTES
 from gossamer.virtual.gradients import Evaluator
 from gossamer.virtual.simulation import make_cluster, simulate
+from gossamer.virtual.ways import StandIns
 from plain_training import (
     batches_of,
     cluster_of,
@@ -101,6 +102,37 @@ def test_batch_norm_keeps_its_statistics_per_worker_and_averages_them_for_evalua
         outputs = model(run.task.test[0])
     assert result.final.loss == pytest.approx(float(run.task.loss(outputs, run.task.test[1])), rel=1e-4)
     assert result.final.accuracy == pytest.approx(float(run.task.correct(outputs, run.task.test[1])), abs=1e-6)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.other.weight = self.one.weight
+
+    def forward(self, x):
+        if x.shape[0] == 1:
+            raise ValueError("too few")
+        return self.other(self.one(self.norm(x)))
+
+
+def test_other_tensors_take_the_place_of_a_model_s_own():
+    """Tied weights in all their places, buffers that the model replaces; and its own are back in the end."""
+    model, inputs = Tied(), torch.randn(3, 4)
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    others = {name: torch.rand_like(t) if t.is_floating_point() else t.clone() for name, t in own.items()}
+    expected_state = {name: tensor.clone() for name, tensor in others.items()}
+    expected = functional_call(model, expected_state, (inputs,))
+    stand_ins = StandIns(model)
+    torch.testing.assert_close(stand_ins(others, inputs), expected, rtol=0, atol=0)
+    for name in ("norm.running_mean", "norm.running_var"):
+        torch.testing.assert_close(others[name], expected_state[name], rtol=0, atol=0)
+    with pytest.raises(ValueError, match="too few"):
+        stand_ins(others, inputs[:1])
+    now = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    assert all(now[name] is tensor for name, tensor in own.items())
+    assert model.other.weight is model.one.weight
 
 
 def odd_task():

@@ -16,14 +16,14 @@ from functools import partial
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call, vmap
+from torch.func import vmap
 
 from gossamer.errors import InputError
 from gossamer.flat import Flat
 from gossamer.seeds import stream
 from gossamer.tasks import Batches, Task
 from gossamer.virtual.blocks import WIDE_BYTES
-from gossamer.virtual.ways import LANES, Autocast, Batched, BatchedGraphs, Single, SingleGraph, Way
+from gossamer.virtual.ways import LANES, Autocast, Batched, BatchedGraphs, Single, SingleGraph, StandIns, Way
 
 WAYS = ("auto", "batched", "graph", "loop")
 PRECISIONS = ("float32", "bfloat16")
@@ -59,6 +59,7 @@ class Evaluator:
         precision: str = "float32",
     ) -> None:
         self.task, self.model, self.batches, self.seed, self.device = task, model.to(device), batches, seed, device
+        self._stand_ins = StandIns(model)
         self.flat = Flat.of_parameters(model)
         self.buffer_flat = Flat.of_buffers(model)
         self.way = choose_way(model, self.flat.size, device) if way == "auto" else way
@@ -138,7 +139,7 @@ class Evaluator:
             inputs = self.task.prepare(inputs)
         named = parameters | buffers | {name: counter.clone() for name, counter in self.counters.items()}
         with self.autocast():
-            return functional_call(self.model, named, (inputs,)).to(self.flat.dtype)
+            return self._stand_ins(named, inputs).to(self.flat.dtype)
 
     def _mini_batches(self, ranks: list[int], steps: list[int]) -> tuple[Tensor, Tensor]:
         samples = np.concatenate([self.batches[rank].look_at(step) for rank, step in zip(ranks, steps, strict=True)])

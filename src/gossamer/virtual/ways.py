@@ -40,6 +40,38 @@ class Way(Protocol):
         """Gradients at the rows ``ranks`` (``index``: the same on the device; in order, if they are all rows)."""
 
 
+class StandIns:
+    """Calls a model with other tensors in the place of its parameters and buffers.
+
+    As ``torch.func.functional_call`` does, which looks for their places anew each time.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        named = [*model.named_parameters(), *model.named_buffers()]
+        names = {id(tensor): name for name, tensor in named}
+        self.places: dict[str, list[tuple[dict[str, Any], str]]] = {name: [] for name, _ in named}
+        """Tied ones have several."""
+        for module in model.modules():
+            members: dict[str, Any]
+            for members in (module._parameters, module._buffers):
+                for own, tensor in members.items():
+                    if tensor is not None:
+                        self.places[names[id(tensor)]].append((members, own))
+
+    def __call__(self, named: dict[str, Tensor], inputs: Tensor) -> Any:
+        """What the model gives for ``inputs`` with the tensors of these names."""
+        places = [(members, own, tensor) for name, tensor in named.items() for members, own in self.places[name]]
+        before = [members[own] for members, own, _ in places]
+        try:
+            for members, own, tensor in places:
+                members[own] = tensor
+            return self.model(inputs)
+        finally:
+            for (members, own, _), tensor in zip(places, before, strict=True):
+                members[own] = tensor
+
+
 class Single:
     """One worker after the other.
 
