@@ -21,12 +21,20 @@ def torchrun(tmp_path_factory):
             "OMP_NUM_THREADS": "1",
             "PYTHONPATH": os.pathsep.join([str(EXAMPLES), *filter(None, [os.environ.get("PYTHONPATH")])]),
         }
-        command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(HERE / script), str(out)]
+        # Each worker prints into a file of its own: in one pipe their lines would run into each other.
+        logs = ["--redirects", "1", "--log-dir", str(out / "logs")]
+        command = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", *logs]
         done = subprocess.run(
-            [sys.executable, *command], env=environment, cwd=out, capture_output=True, text=True, timeout=110
+            [sys.executable, *command, str(HERE / script), str(out)],
+            env=environment,
+            cwd=out,
+            capture_output=True,
+            text=True,
+            timeout=110,
         )
-        assert done.returncode == 0, done.stdout + done.stderr
+        printed = "".join(log.read_text() for log in sorted(out.glob("logs/**/stdout.log")))
+        assert done.returncode == 0, printed + done.stdout + done.stderr
         reports = [json.loads((out / f"{rank}.json").read_text()) for rank in range(2)]
-        return out, reports, done.stdout
+        return out, reports, printed
 
     return run
