@@ -77,6 +77,12 @@ class Flat:
         """The layout of the floating-point buffers of ``model``, such as batch norm's running statistics."""
         return cls((name, b) for name, b in model.named_buffers() if b.is_floating_point())
 
+    def split(self, vector: Tensor) -> tuple[list[Part], list[Part]]:
+        """The parts whose tensors a model can have as views of ``vector``, and those that need memory of their own."""
+        viewed = {part.name for part in self.parts if part.dtype == self.dtype and usable(part.view(vector))}
+        apart = [part for part in self.parts if part.name not in viewed]
+        return [part for part in self.parts if part.name in viewed], apart
+
     def views(self, vector: Tensor) -> dict[str, Tensor]:
         """The named tensors as views of ``vector`` (copies where their dtype differs, or they are not ``usable``)."""
         views = ((part.name, part.view(vector).to(part.dtype)) for part in self.parts)

@@ -6,7 +6,6 @@ import sys
 import threading
 
 import pytest
-import torch
 
 from gossamer.process import priority
 from gossamer.process.priority import NICER, GivingWay
@@ -16,15 +15,6 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads have no
 
 def niceness(thread):
     return os.getpriority(os.PRIO_PROCESS, thread)
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """A thread that has threads of its own does not give way."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture

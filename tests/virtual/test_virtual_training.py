@@ -170,7 +170,6 @@ def test_parameters_that_cannot_be_views_of_the_vector(monkeypatch):
         asked.append(tensor.data_ptr() % 16 == 0)
         return asked[-1]
 
-    monkeypatch.setattr("gossamer.virtual.ways.usable", usable)
     monkeypatch.setattr("gossamer.flat.usable", usable)
     for here, there in zip(computed(task, cpu, "loop"), expected, strict=True):
         torch.testing.assert_close(here, there, rtol=0, atol=0)

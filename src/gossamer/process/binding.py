@@ -16,9 +16,9 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from gossamer import flat, memory
+from gossamer import memory
 from gossamer.errors import InputError
-from gossamer.flat import Flat, Part
+from gossamer.flat import Flat
 
 
 class Binding:
@@ -41,12 +41,9 @@ class Binding:
         self.buffers = Flat.of_buffers(model)
         self._gradient: Tensor | None = None
         self._packed = False
-        pairs = list(zip(self.parameters, self.flat.parts, strict=True))
-        self._viewing: list[tuple[nn.Parameter, Part]] = []
-        self._rounded: list[tuple[nn.Parameter, Part]] = []
-        for parameter, part in pairs:
-            viewing = part.dtype == self.flat.dtype and flat.usable(part.view(self.weights))
-            (self._viewing if viewing else self._rounded).append((parameter, part))
+        viewing, rounded = self.flat.split(self.weights)
+        self._viewing = [(named[part.name], part) for part in viewing]
+        self._rounded = [(named[part.name], part) for part in rounded]
         self._weight_views = [part.view(self.weights) for _, part in self._viewing]
         self._x_views = [part.view(self.x) for _, part in self._viewing]
         self._show(self._weight_views)

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from gossamer import memory
-from gossamer.flat import Flat, usable
+from gossamer.flat import Flat
 from gossamer.tasks import Task
 from gossamer.virtual.blocks import scatter
 
@@ -97,19 +97,17 @@ class Single:
         self.buffers = torch.zeros(buffer_flat.size, dtype=buffer_flat.dtype, device=device)
         # A vector of several dtypes is of the widest: what is narrower cannot be a view of it; nor can what would lie
         # where a GPU cannot use it.
-        viewing = [part for part in flat.parts if part.dtype == flat.dtype and usable(part.view(self.point))]
+        viewing, apart = flat.split(self.point)
         named = dict(model.named_parameters())
         # The copy takes these in the place of the model's own parameters, which are not copied.
         views = {id(named[part.name]): nn.Parameter(part.view(self.point)) for part in viewing}
         self.model = copy.deepcopy(model, views).train()
         parameters, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
         self.viewing = [(part, parameters[part.name]) for part in viewing]
-        self.apart = [(part, parameters[part.name]) for part in flat.parts if part not in viewing]
+        self.apart = [(part, parameters[part.name]) for part in apart]
         """Parameters that are not views."""
-        buffers_viewing = [
-            part for part in buffer_flat.parts if part.dtype == buffer_flat.dtype and usable(part.view(self.buffers))
-        ]
-        self.buffers_apart = [(part, buffers[part.name]) for part in buffer_flat.parts if part not in buffers_viewing]
+        buffers_viewing, buffers_apart = buffer_flat.split(self.buffers)
+        self.buffers_apart = [(part, buffers[part.name]) for part in buffers_apart]
         self.adding = not in_place and device.type == "cpu"
         """The gradients are views of ``gradient``, for all parameters that are views."""
         self.fetched = self.apart if self.adding else [*self.viewing, *self.apart]
