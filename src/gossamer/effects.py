@@ -61,7 +61,7 @@ class Pair:
     rate: float
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Swap:
     """Send ``vector`` to ``peer`` and receive its vector; ``None`` if the peer went away meanwhile."""
 

@@ -3,7 +3,7 @@ sums in one call, which is what counts where vectors only pass for tensors and t
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
@@ -11,6 +11,9 @@ from torch import Tensor
 
 PIECE = 1 << 17
 """Elements of a piece."""
+
+Sum = tuple[Any, float, Sequence[tuple[float, Any]]]
+"""``(vector, keep, terms)``: ``vector = keep · vector + Σ number · term``, with ``(number, term)`` in ``terms``."""
 
 
 def pieces(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
@@ -29,23 +32,38 @@ def pieces(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
         yield tuple(vector[start : start + PIECE] for vector in vectors)
 
 
-def accumulate(total: Any, *terms: tuple[float, Any]) -> None:
-    """``total += Σ number · vector``."""
-    if isinstance(total, Tensor):
-        for number, vector in terms:
-            total.add_(vector, alpha=number)
-    else:
-        total.accumulate(*terms)
+def combine(*sums: Sum) -> None:
+    """Each ``vector = keep · vector + Σ number · term``, one after the other, in one pass over memory.
 
-
-def combine(start: Any, *terms: tuple[float, Any], out: Any) -> None:
-    """``out = start + Σ number · vector``, none of which is ``out``."""
-    if not isinstance(out, Tensor):
-        out.combine(start, *terms)
+    There is at least one term, and none is the vector itself. Where ``keep`` is 0, what was there before is not read.
+    """
+    first = sums[0][0]
+    if not isinstance(first, Tensor):
+        first.combine(sums)
         return
-    (number, vector), *others = terms
-    torch.add(start, vector, alpha=number, out=out)
-    accumulate(out, *others)
+    length = len(first)
+    if length <= PIECE or first.device.type != "cpu":
+        for vector, keep, terms in sums:
+            _combine(vector, keep, terms)
+        return
+    for start in range(0, length, PIECE):
+        some = slice(start, start + PIECE)
+        for vector, keep, terms in sums:
+            _combine(vector[some], keep, [(number, term[some]) for number, term in terms])
+
+
+def _combine(vector: Tensor, keep: float, terms: Sequence[tuple[float, Tensor]]) -> None:
+    if keep == 0.0:
+        (number, term), *terms = terms
+        if number == 1.0 and terms:
+            (number, other), *terms = terms
+            torch.add(term, other, alpha=number, out=vector)
+        else:
+            torch.mul(term, number, out=vector)
+    elif keep != 1.0:
+        vector.mul_(keep)
+    for number, term in terms:
+        vector.add_(term, alpha=number)
 
 
 def distance(one: Tensor, other: Tensor) -> float:

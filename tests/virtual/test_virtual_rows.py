@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.pieces import accumulate, combine
+from gossamer.pieces import combine
 from gossamer.virtual.rows import Row
 from gossamer.virtual.tape import PENDING_LIMIT, Tape
 
@@ -68,16 +68,16 @@ class Both:
             y.mul_(number)
             plain_y.mul_(number)
         elif kind == "sum":
-            terms = [(number, b), (-number, b + 1), (0.3 * number, a + b)]
-            some = [(c, k % len(self.rows)) for c, k in terms if k % len(self.rows) != i]
-            chosen, plain = [(c, self.rows[k]) for c, k in some], [(c, self.plain[k]) for c, k in some]
-            if a % 2:
-                accumulate(y, *chosen)
-                accumulate(plain_y, *plain)
-            elif i != j:
-                combine(v, *chosen, out=y)
-                plain_y.copy_(plain_v)
-                accumulate(plain_y, *plain)
+            sums = []
+            places = [(number, b), (-number, b + 1), (0.3 * number, a + b)]
+            for target, keep in ((i, (0.0, 1.0, 0.75, 1.0 - number)[a % 4]), (j, 0.5)):
+                terms = [(c, k % len(self.rows)) for c, k in places if k % len(self.rows) != target] or [
+                    (1.0, target ^ 1)
+                ]
+                sums.append((target, keep, terms))
+            combine(*((self.rows[k], keep, [(c, self.rows[m]) for c, m in terms]) for k, keep, terms in sums))
+            for k, keep, terms in sums:
+                self.plain[k].copy_(keep * self.plain[k] + sum(c * self.plain[m] for c, m in terms))
         elif kind == "clone":
             self.temporary(y.clone(), plain_y.clone())
         elif kind == "mean":

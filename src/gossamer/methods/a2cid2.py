@@ -40,7 +40,7 @@ from torch import Tensor
 from gossamer.effects import Asking, Pair, Swap
 from gossamer.methods.gossip import GossipConfig
 from gossamer.methods.method import Method, MethodConfig
-from gossamer.pieces import accumulate, combine, pieces
+from gossamer.pieces import combine
 from gossamer.topology import Topology
 from gossamer.topology.disagreement import Disagreement, Pairwise
 from gossamer.worker import Worker
@@ -74,20 +74,21 @@ class A2CiD2(Method):
         """Let the momentum act up to now."""
         c = self.flow(worker)
         if c > 0.0:
-            for x, z in pieces(worker.x, worker.vector("z")):
-                x.add_(z, alpha=c)
-                z.mul_(1.0 - 2.0 * c)
+            z = worker.vector("z")
+            worker.x.add_(z, alpha=c)
+            z.mul_(1.0 - 2.0 * c)
 
     def flow(self, worker: Worker) -> float:
         """Begin to count anew; returns what ``flowed``."""
-        c = self.flowed(worker)
-        worker.scalars["advanced_to"] = worker.time
+        now, scalars = worker.time, worker.scalars
+        c = drift(self.eta, now - scalars.get("advanced_to", now))
+        scalars["advanced_to"] = now
         return c
 
     def point(self, worker: Worker, out: Tensor) -> None:
         c = self.flowed(worker)
         if c > 0.0:
-            combine(worker.x, (c, worker.vector("z")), out=out)
+            combine((out, 0.0, ((1.0, worker.x), (c, worker.vector("z")))))
         else:
             out.copy_(worker.x)
 
@@ -111,9 +112,9 @@ class A2CiD2(Method):
         if received is None:
             self.advance(worker)
             return
-        c, beyond = self.flow(worker), self.alpha_tilde - 0.5
+        c, beyond, z = self.flow(worker), self.alpha_tilde - 0.5, worker.vector("z")
         # One pass over memory for what happened until now and for the exchange.
-        for x, z, s, r in pieces(worker.x, worker.vector("z"), sent, received):
-            accumulate(x, (c, z), (-0.5, s), (0.5, r))
-            z.mul_(1.0 - 2.0 * c)
-            accumulate(z, (-beyond, s), (beyond, r))
+        combine(
+            (worker.x, 1.0, ((c, z), (-0.5, sent), (0.5, received))),
+            (z, 1.0 - 2.0 * c, ((-beyond, sent), (beyond, received))),
+        )

@@ -22,7 +22,7 @@ from typing import ClassVar
 
 from gossamer.effects import Asking, Pair, Swap
 from gossamer.methods.method import Method, MethodConfig
-from gossamer.pieces import accumulate, pieces
+from gossamer.pieces import combine
 from gossamer.settings import option
 from gossamer.topology import Topology
 from gossamer.topology.disagreement import Disagreement, Pairwise
@@ -62,5 +62,4 @@ class Gossip(Method):
         sent = worker.snapshot()
         received = yield Swap(sent, peer)
         if received is not None:
-            for x, s, r in pieces(worker.x, sent, received):
-                accumulate(x, (-0.5, s), (0.5, r))
+            combine((worker.x, 1.0, ((-0.5, sent), (0.5, received))))

@@ -6,6 +6,7 @@ happens is determined by the seed. Vectors are rows of matrices whose arithmetic
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -60,16 +61,13 @@ class Cluster:
         make_clock: Callable[[Events], Clock] | None = None,
     ) -> None:
         """``make_clock``: another clock in the place of the hardware's."""
-        self.evaluator, self.method, self.topology, self.schedule, self.seed = (
-            evaluator,
-            method,
-            topology,
-            schedule,
-            seed,
-        )
+        self.evaluator, self.method, self.topology, self.seed = evaluator, method, topology, seed
+        self.schedule = functools.cache(schedule)
         self.num_workers = topology.workers
         self.recorder = recorder
         self.events = Events()
+        self.advance = self.events.next
+        """Lets the next thing happen; False when nothing can happen any more."""
         if make_clock is None:
             make_clock = partial(Hardware, hardware, self.num_workers)
         self.clock: Clock = Ideal(method.lockstep) if clock == "ideal" else make_clock(self.events)
@@ -274,7 +272,11 @@ class Cluster:
                 if peer is worker and not joiner.alive:
                     self._take_over(joiner, peer)
             self.joining = [pair for pair in self.joining if pair[1] is not worker]
-        self._next_gradient(worker)
+        if self._plain_step and self.events.settled():
+            worker.turn += 1
+            self._begin(now, worker, worker.turn)
+        else:
+            self._next_gradient(worker)
 
     def _run_gradients(self, batch: Batch) -> None:
         if batch.whole:
@@ -317,17 +319,17 @@ class Cluster:
                     self._stepped(worker)
                 return
             answer = None
-            if isinstance(effect, Update):
-                self._update(worker)
-            elif isinstance(effect, Pair):
-                self.pairing.ask(self.events.now, strand, effect.rate)
-                return
-            elif isinstance(effect, Swap):
+            if isinstance(effect, Swap):
                 if self.workers[effect.peer].alive:
                     self.exchanges.swap(strand, effect)
                 else:
                     self.events.at(self.events.now, ARRIVE, lambda now: self._resume(strand, None))
                 return
+            if isinstance(effect, Pair):
+                self.pairing.ask(self.events.now, strand, effect.rate)
+                return
+            if isinstance(effect, Update):
+                self._update(worker)
             elif isinstance(effect, (Mean, Gather)):
                 self.exchanges.meetings.come(worker, effect, partial(self._merge, strand, worker.step))
                 return
@@ -434,10 +436,6 @@ class Cluster:
 
     def _looked(self, now: float) -> None:
         self._look = True
-
-    def advance(self) -> bool:
-        """Let the next thing happen; False when nothing can happen any more."""
-        return self.events.next()
 
     def finish(self) -> None:
         """End training: what is under way is applied, background parts stop."""

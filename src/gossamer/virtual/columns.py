@@ -15,12 +15,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from gossamer.virtual.programs import ADD, COPY, FIELDS, SCALE, Program
+from gossamer.virtual.programs import FIELDS, Program
 
 BLOCK = 256
 """Columns per block."""
-
-_COPY, _ADD, _SCALE = tl.constexpr(int(COPY)), tl.constexpr(int(ADD)), tl.constexpr(int(SCALE))
 
 
 class ByColumns:
@@ -41,41 +39,41 @@ class ByColumns:
         fields = np.concatenate([np.array(program, dtype=np.float64) for program, _ in programs])
         fields = fields.reshape(-1, FIELDS)
         # Not blocking: the CPU goes on while the GPU is busy. The copies have left the arrays when the calls return.
-        words = torch.from_numpy(fields[:, :3].astype(np.int64)).to(self.device, non_blocking=True)
-        numbers = torch.from_numpy(fields[:, 3].copy()).to(self.device, non_blocking=True)
+        vectors = torch.from_numpy(fields[:, :2].astype(np.int64)).to(self.device, non_blocking=True)
+        numbers = torch.from_numpy(fields[:, 2:].copy()).to(self.device, non_blocking=True)
         runs: list[Callable[[], None]] = []
         at = 0
         for program, width in programs:
             count = len(program) // FIELDS
-            runs.append(partial(self._run, words[at : at + count], numbers[at : at + count], width))
+            runs.append(partial(self._run, vectors[at : at + count], numbers[at : at + count], width))
             at += count
         return runs
 
-    def _run(self, words: Tensor, numbers: Tensor, width: int) -> None:
+    def _run(self, vectors: Tensor, numbers: Tensor, width: int) -> None:
         grid = (triton.cdiv(width, BLOCK),)
         with torch.cuda.device(self.device):
-            _interpret[grid](words, numbers, len(words), width, element=self.element, block=BLOCK)
+            _interpret[grid](vectors, numbers, len(vectors), width, element=self.element, block=BLOCK)
 
 
 @triton.jit
-def _interpret(words, numbers, count, width, element: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
+def _interpret(vectors, numbers, count, width, element: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
     columns = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     inside = columns < width
     for k in range(count):
-        kind = tl.load(words + 3 * k)
-        y = tl.load(words + 3 * k + 1).to(tl.pointer_type(element)) + columns
-        v = tl.load(words + 3 * k + 2).to(tl.pointer_type(element)) + columns
-        number = tl.load(numbers + k).to(element)
+        y = tl.load(vectors + 2 * k).to(tl.pointer_type(element)) + columns
+        v = tl.load(vectors + 2 * k + 1).to(tl.pointer_type(element)) + columns
+        keep, number = tl.load(numbers + 2 * k), tl.load(numbers + 2 * k + 1)
+        factor = number.to(element)
         other = tl.load(v, inside)
-        if kind == _COPY:
-            tl.store(y, other, inside)
+        if keep == 0.0:
+            tl.store(y, factor * other, inside)
         else:
             old = tl.load(y, inside)
-            if kind == _ADD:
-                tl.store(y, old + number * other, inside)
-            elif kind == _SCALE:
-                tl.store(y, old * number, inside)
+            if keep == 1.0:
+                tl.store(y, old + factor * other, inside)
+            elif keep + number == 1.0:
+                tl.store(y, old + factor * (other - old), inside)
             else:
-                tl.store(y, old + number * (other - old), inside)
+                tl.store(y, keep.to(element) * old + factor * other, inside)
         # The next operation may read with another thread what this one wrote.
         tl.debug_barrier()

@@ -22,6 +22,7 @@ from gossamer.errors import InputError
 from gossamer.flat import Flat
 from gossamer.seeds import stream
 from gossamer.tasks import Batches, Task
+from gossamer.tasks.scores import OF_MANY
 from gossamer.virtual.blocks import WIDE_BYTES
 from gossamer.virtual.ways import LANES, Autocast, Batched, BatchedGraphs, Single, SingleGraph, StandIns, Way
 
@@ -114,13 +115,14 @@ class Evaluator:
         for at in range(0, len(ranks), self.chunk):
             some = slice(at, at + self.chunk)
             inputs, targets = self._mini_batches(ranks[some], steps[some])
-            self.model.train()
+            if not self.model.training:
+                self.model.train()
             losses.append(self._compute(points, self.buffers, ranks[some], index[some], inputs, targets))
         return torch.cat(losses)
 
     def _make_way(self, points: Tensor) -> Way:
         if self.way == "batched":
-            batched = Batched(self._loss, self.flat, self.buffer_flat)
+            batched = Batched(self._losses, self.flat, self.buffer_flat)
             most = min(self.chunk, len(points))
             return BatchedGraphs(batched, most) if self.device.type == "cuda" else batched
         make = partial(Single, self.task, self.model, self.flat, self.buffer_flat, self.device, self.autocast)
@@ -129,10 +131,12 @@ class Evaluator:
         # On a GPU to copy a row takes less time than to launch a copy for each of its parameters.
         return make(in_place=self.device.type == "cpu" and points[0].nbytes >= WIDE_BYTES)
 
-    def _loss(
+    def _losses(
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor
     ) -> Tensor:
-        return self.task.loss(self._outputs(parameters, buffers, inputs), targets)
+        outputs = vmap(self._outputs, randomness="different")(parameters, buffers, inputs)
+        losses = OF_MANY.get(self.task.loss) or vmap(self.task.loss, randomness="different")
+        return losses(outputs, targets)
 
     def _outputs(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor) -> Tensor:
         if self.task.prepare is not None:

@@ -63,11 +63,10 @@ class ReadyPairing:
 
     def __init__(self, topology: Topology, events: Events, meet: Meet) -> None:
         self.topology, self.events, self.meet = topology, events, meet
-        self.waiting: dict[int, Strand] = {}
-        """Ready workers, the longest-waiting first."""
+        self.waiting: dict[int, tuple[int, Strand]] = {}
+        """Ready workers, the longest-waiting first, in the order of their numbers."""
         self.due: dict[int, float] = {}
         self.gaps = Ahead(exponentials)
-        self._since: dict[int, int] = {}
         self._num_waits = 0
         self._neighbours: dict[int, tuple[int, ...]] = {}
         self._complete = topology.num_edges == topology.workers * (topology.workers - 1) // 2
@@ -79,11 +78,11 @@ class ReadyPairing:
 
     def ask(self, now: float, strand: Strand, rate: float) -> None:
         worker = strand.worker
-        unit = worker.gradient_time / rate
-        due = self.due.get(worker.rank, now) + unit * self.gaps.next(worker.rank, worker.pairing_rng)
+        rank, unit = worker.rank, worker.gradient_time / rate
+        due = self.due.get(rank, now) + unit * self.gaps.next(rank, worker.pairing_rng)
         due = max(due, now - MAX_ARREARS * unit)
-        self.due[worker.rank] = due
-        self.events.at(max(due, now), ARRIVE, self._ready, strand)
+        self.due[rank] = due
+        self.events.at(due if due > now else now, ARRIVE, self._ready, strand)
 
     def forget(self, rank: int) -> None:
         self.waiting.pop(rank, None)
@@ -93,20 +92,25 @@ class ReadyPairing:
         if strand.over or self.stopped:
             return
         rank = strand.worker.rank
-        found = self._partner(rank)
-        if found is None:
-            self.waiting[rank] = strand
+        partner = self._partner(rank)
+        if partner is None:
             self._num_waits += 1
-            self._since[rank] = self._num_waits
+            self.waiting[rank] = (self._num_waits, strand)
         else:
-            self.meet(self.waiting.pop(found), strand)
+            del self.waiting[partner.worker.rank]
+            self.meet(partner, strand)
 
-    def _partner(self, rank: int) -> int | None:
+    def _partner(self, rank: int) -> Strand | None:
         """The neighbour that has waited longest."""
         if self._complete:
-            return next(iter(self.waiting), None)
+            longest = next(iter(self.waiting.values()), None)
+            return None if longest is None else longest[1]
         neighbours = self._neighbours.get(rank)
         if neighbours is None:
             neighbours = self._neighbours[rank] = tuple(self.topology.neighbours(rank))
-        ready = [other for other in neighbours if other in self.waiting]
-        return min(ready, key=self._since.__getitem__) if ready else None
+        waiting, found, since = self.waiting, None, self._num_waits + 1
+        for other in neighbours:
+            ready = waiting.get(other)
+            if ready is not None and ready[0] < since:
+                since, found = ready
+        return found

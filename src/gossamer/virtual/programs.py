@@ -1,9 +1,10 @@
 """Small operations on vectors of one length, written down one after the other, and how they are executed.
 
-A program is a flat list with four entries per operation: its kind, what stands for the vector ``y`` that changes, what
-stands for the vector ``v`` that is read, and a number. On a CPU the operations run one by one, those on shorter vectors
-through BLAS, whose calls take half as long as torch's. On a GPU calls take too long for that: there a whole program is
-one kernel (``columns``).
+An operation is ``y = keep · y + number · v``. A program is a flat list with four entries for each: what stands for the
+vectors ``y`` and ``v``, and the two numbers. Where ``keep`` is 0, what was in ``y`` is not read; where the two make 1,
+it is computed as ``y += number · (v − y)``, so that what is equal stays so. On a CPU the operations run one by one,
+those on shorter vectors through BLAS, whose calls take half as long as torch's. On a GPU calls take too long for that:
+there a whole program is one kernel (``columns``).
 """
 
 from __future__ import annotations
@@ -16,10 +17,6 @@ from typing import Any, Protocol
 import torch
 from scipy.linalg import get_blas_funcs
 from torch import Tensor
-
-COPY, ADD, SCALE, LERP = 0.0, 1.0, 2.0, 3.0
-"""``y = v``; ``y += number · v``; ``y *= number``; ``y += number · (v − y)``. Floats, as everything in a GPU's program:
-a list of nothing else becomes an array in three fifths of the time."""
 
 FIELDS = 4
 """Entries per operation."""
@@ -56,15 +53,15 @@ class ByTorch:
         return [partial(self.run, program) for program, _ in programs]
 
     def run(self, program: Program) -> None:
-        for kind, y, v, number in operations(program):
-            if kind == ADD:
+        for y, v, keep, number in operations(program):
+            if keep == 1.0:
                 y.add_(v, alpha=number)
-            elif kind == COPY:
-                y.copy_(v)
-            elif kind == SCALE:
-                y.mul_(number)
-            else:
+            elif keep == 0.0:
+                torch.mul(v, number, out=y)
+            elif keep + number == 1.0:
                 y.lerp_(v, number)
+            else:
+                y.mul_(keep).add_(v, alpha=number)
 
 
 class ByBlas:
@@ -88,15 +85,19 @@ class ByBlas:
 
     def _run(self, program: Program) -> None:
         axpy, scal = self.axpy, self.scal
-        for kind, y, v, number in operations(program):
-            if kind == ADD:
+        for y, v, keep, number in operations(program):
+            if keep == 1.0:
                 axpy(v, y, a=number)
-            elif kind == COPY:
-                y[:] = v
-            elif kind == SCALE:
-                scal(number, y)
-            else:
+            elif keep == 0.0:
+                if y is not v:
+                    y[:] = v
+                if number != 1.0:
+                    scal(number, y)
+            elif keep + number == 1.0:
                 torch.from_numpy(y).lerp_(torch.from_numpy(v), number)
+            else:
+                scal(keep, y)
+                axpy(v, y, a=number)
 
 
 def operations(program: Program) -> Iterator[tuple[Any, ...]]:

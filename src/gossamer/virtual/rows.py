@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from gossamer.virtual.programs import ADD, COPY, LERP, SCALE
+from gossamer import pieces
+from gossamer.pieces import Sum
 
 if TYPE_CHECKING:
     from gossamer.virtual.tape import Matrix, Shelf, Tape
@@ -46,12 +47,12 @@ class Row:
         return self.slot.data
 
     def copy_(self, other: Any) -> Row:
-        if not (isinstance(other, Row) and self.tape.note(COPY, self, other, 0.0)):
+        if not self.tape.note(((self, 0.0, ((1.0, other),)),)):
             self.tensor().copy_(dense(other))
         return self
 
     def add_(self, other: Any, *, alpha: float = 1.0) -> Row:
-        if not (isinstance(other, Row) and self.tape.note(ADD, self, other, alpha)):
+        if not self.tape.note(((self, 1.0, ((alpha, other),)),)):
             self.tensor().add_(dense(other), alpha=alpha)
         return self
 
@@ -59,28 +60,27 @@ class Row:
         return self.add_(other, alpha=-alpha)
 
     def lerp_(self, other: Any, weight: float) -> Row:
-        if not (isinstance(other, Row) and self.tape.note(LERP, self, other, weight)):
+        if not self.tape.note(((self, 1.0 - weight, ((weight, other),)),)):
             self.tensor().lerp_(dense(other), weight)
         return self
 
     def mul_(self, factor: Any) -> Row:
-        if not (isinstance(factor, (int, float)) and self.tape.note(SCALE, self, self, factor)):
+        if not (isinstance(factor, (int, float)) and self.tape.note(((self, 0.0, ((factor, self),)),))):
             self.tensor().mul_(dense(factor))
         return self
 
-    def accumulate(self, *terms: tuple[float, Any]) -> None:
-        """``self += Σ number · vector``."""
-        if not self.tape.note_sum(self, None, terms):
-            for number, other in terms:
-                self.add_(other, alpha=number)
-
-    def combine(self, start: Any, *terms: tuple[float, Any]) -> None:
-        """``self = start + Σ number · vector``, none of which is this row."""
-        if not self.tape.note_sum(self, start, terms):
-            self.copy_(start).accumulate(*terms)
+    def combine(self, sums: Sequence[Sum]) -> None:
+        """What ``gossamer.pieces.combine`` does, where the first vector is this row."""
+        if not self.tape.note(sums):
+            for vector, keep, terms in sums:
+                pieces.combine((dense(vector), keep, [(number, dense(term)) for number, term in terms]))
 
     def clone(self) -> Any:
-        return self.tape.temporary(len(self)).copy_(self)
+        return self.another().copy_(self)
+
+    def another(self) -> Temporary:
+        """A row as long to keep something in for a while; its content is undefined."""
+        return Temporary(self.tape, self.slot.shelf.lend())
 
     def numel(self) -> int:
         return self.slot.shelf.width

@@ -15,7 +15,7 @@ dependencies allow.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any
@@ -23,9 +23,10 @@ from typing import Any
 import torch
 
 from gossamer import memory
+from gossamer.pieces import Sum
 from gossamer.virtual.blocks import WIDE_BYTES
-from gossamer.virtual.programs import ADD, COPY, Program, executor
-from gossamer.virtual.rows import Row, Slot, Temporary, dense
+from gossamer.virtual.programs import Program, executor
+from gossamer.virtual.rows import Row, Slot, dense
 
 WAVE = 1 << 20
 """Stages between two batches of gradients."""
@@ -113,64 +114,37 @@ class Tape:
         """A new matrix of zeros, one row per worker."""
         return Matrix(self.shelf(width), self.num_workers)
 
-    def temporary(self, width: int) -> Temporary:
-        """A row to keep something in for a while; its content is undefined."""
-        return Temporary(self, self.shelf(width).lend())
-
-    def note(self, kind: float, row: Row, other: Row, number: float) -> bool:
-        """Write down a small operation (``programs``): ``row`` changes, ``other`` is read; False if it cannot wait."""
-        y, v = row.slot, other.slot
-        if row.own is not None or other.own is not None or y.shelf is not v.shelf:
-            return False
+    def note(self, sums: Sequence[Sum]) -> bool:
+        """Write down sums of rows, to be made one after the other; False if they cannot wait."""
         if self._num_pending >= PENDING_LIMIT:
             self.flush()
-        self._num_pending += 1
-        stage = y.writable
-        if stage < v.readable:
-            stage = v.readable
-        if stage < self._first_stage:
-            stage = self._first_stage
-        y.readable = y.writable = stage
-        if v.writable < stage:
-            v.writable = stage
-        programs = y.shelf.programs
-        program = programs.get(stage)
-        if program is None:
-            program = programs[stage] = []
-        program += (kind, y.handle, v.handle, number)
-        return True
-
-    def note_sum(self, row: Row, start: Any, terms: tuple[tuple[float, Any], ...]) -> bool:
-        """Write down several small operations on a row: it becomes ``start``, if that is given, and the terms are added
-        to it; False if they cannot wait."""
-        if self._num_pending >= PENDING_LIMIT:
-            self.flush()
-        y = row.slot
-        if row.own is not None:
-            return False
-        handle, shelf, stage = y.handle, y.shelf, y.writable
+        stage, shelf = self._first_stage, sums[0][0].slot.shelf
         operations: Program = []
-        kind = ADD
-        if start is not None:
-            kind, terms = COPY, ((0.0, start), *terms)
-        read = []
-        for number, other in terms:
-            if not isinstance(other, Row) or other.own is not None:
-                return False
-            v = other.slot
-            if v.shelf is not shelf:
-                return False
-            if stage < v.readable:
-                stage = v.readable
-            operations += (kind, handle, v.handle, number)
-            read.append(v)
-            kind = ADD
-        if stage < self._first_stage:
-            stage = self._first_stage
+        written, read = [], []
+        try:
+            for row, keep, terms in sums:
+                y = row.slot
+                if row.own is not None or y.shelf is not shelf:
+                    return False
+                if stage < y.writable:
+                    stage = y.writable
+                written.append(y)
+                for number, term in terms:
+                    v = term.slot
+                    if term.own is not None or v.shelf is not shelf:
+                        return False
+                    if stage < v.readable:
+                        stage = v.readable
+                    read.append(v)
+                    operations += (y.handle, v.handle, keep, number)
+                    keep = 1.0
+        except AttributeError:  # a tensor is among them, not a row
+            return False
         for v in read:
             if v.writable < stage:
                 v.writable = stage
-        y.readable = y.writable = stage
+        for y in written:
+            y.readable = y.writable = stage
         self._num_pending += len(read)
         program = shelf.programs.get(stage)
         if program is None:
@@ -189,7 +163,7 @@ class Tape:
             for row in rows[1:]:
                 total += dense(row)
             return total.div_(len(rows))
-        out, matrix = self.temporary(len(first)), first.slot.matrix
+        out, matrix = first.another(), first.slot.matrix
         if [row.slot for row in rows] == matrix.slots:
             self._mean_of_all(matrix, out.slot)
             return out

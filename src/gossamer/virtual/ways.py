@@ -13,7 +13,6 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
 
 from gossamer import memory
 from gossamer.flat import Flat
@@ -25,8 +24,8 @@ LANES = 4
 
 T = TypeVar("T")
 
-Loss = Callable[[dict[str, Tensor], dict[str, Tensor], Tensor, Tensor], Tensor]
-"""``loss(parameters by name, buffers by name, inputs, targets)``."""
+Losses = Callable[[dict[str, Tensor], dict[str, Tensor], Tensor, Tensor], Tensor]
+"""``losses(parameters by name, buffers by name, inputs, targets)``, of several workers along the first dimension."""
 
 
 Autocast = Callable[[], contextlib.AbstractContextManager[Any]]
@@ -256,8 +255,8 @@ class _Lane:
 class Batched:
     """Many workers by one ``vmap`` over their rows."""
 
-    def __init__(self, loss: Loss, flat: Flat, buffer_flat: Flat) -> None:
-        self.loss, self.flat, self.buffer_flat = loss, flat, buffer_flat
+    def __init__(self, losses: Losses, flat: Flat, buffer_flat: Flat) -> None:
+        self.losses, self.flat, self.buffer_flat = losses, flat, buffer_flat
 
     def __call__(
         self, points: Tensor, buffers: Tensor, ranks: list[int], index: Tensor, inputs: Tensor, targets: Tensor
@@ -278,7 +277,7 @@ class Batched:
         # And so each buffer: under vmap batch norm would write into a copy of what is only a piece of a row.
         own = {part.name: part.view(buffers).to(part.dtype).contiguous() for part in self.buffer_flat.parts}
         with torch.enable_grad():
-            losses = vmap(self.loss, randomness="different")(leaves, own, inputs, targets)
+            losses = self.losses(leaves, own, inputs, targets)
             gradients = torch.autograd.grad(
                 losses.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True
             )

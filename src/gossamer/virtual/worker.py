@@ -87,6 +87,6 @@ class VirtualWorker:
             recorder.snapshot(self.rank, self._cluster.events.now, self._cluster.events.now)
         if write is None:
             return self.x.clone()
-        row = self._cluster.tape.temporary(len(self.x))
+        row = self.x.another()
         write(self, row)
         return row
