@@ -109,7 +109,8 @@ def throughput(args: argparse.Namespace) -> list[dict[str, Any]]:
             runs = [resolved(gradients=way, seed=args.seed, **common) for way in ("batched", "loop")]
             batched, loop = (Racer(run) for run in runs)
             plain = plain_training(runs[0].task, args.workers, batched.batch, args.device)
-            few, many = 2 * args.workers, 16 * args.workers
+            # About as long for each, so that a busy moment of the machine weighs alike.
+            few, many = 2 * args.workers, (64 if args.device.startswith("cuda") else 16) * args.workers
             # On a GPU a graph is captured for every size of batch that comes up, once.
             batched.steps(many), loop.steps(few), plain(few)
             fast, slow, bare = in_turns(

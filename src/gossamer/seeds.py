@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
@@ -16,28 +16,15 @@ def stream(seed: int, purpose: str, *counters: int) -> np.random.Generator:
     return np.random.default_rng([seed, int.from_bytes(purpose.encode()), *counters])
 
 
-class Ahead:
-    """Numbers from many streams, of each drawn in blocks: one by one they take several times as long.
+def in_blocks(draw: Callable[[int], list[float]]) -> Iterator[float]:
+    """What ``draw(count)`` gives, one by one, drawn many at a time: drawn singly they take several times as long.
 
-    A stream gives the same numbers either way, as long as nothing else is drawn from it.
+    A random stream gives the same numbers either way, as long as nothing else is drawn from it.
     """
-
-    BLOCK = 32
-
-    def __init__(self, draw: Callable[[int, np.random.Generator, int], list[float]]) -> None:
-        self.draw = draw
-        """``draw(rank, stream, count)``: the next numbers of this worker's stream."""
-        self._left: dict[int, list[float]] = {}
-
-    def next(self, rank: int, rng: np.random.Generator) -> float:
-        """The next number of this worker's stream."""
-        left = self._left.get(rank)
-        if not left:
-            left = self._left[rank] = self.draw(rank, rng, self.BLOCK)[::-1]
-        return left.pop()
+    while True:
+        yield from draw(32)
 
 
-def exponentials(rank: int, rng: np.random.Generator, count: int) -> list[float]:
-    """Exponential numbers of mean 1, for ``Ahead``."""
-    numbers: list[float] = rng.standard_exponential(count).tolist()
-    return numbers
+def exponentials(rng: np.random.Generator) -> Iterator[float]:
+    """Exponential numbers of mean 1."""
+    return in_blocks(lambda count: rng.standard_exponential(count).tolist())

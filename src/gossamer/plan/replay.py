@@ -8,7 +8,7 @@ and the closed forms are tested against it.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -37,16 +37,13 @@ class MachineClock:
         self.machines, self.free, self.events = machines, free, events
         self.times = Times(machines)
         self.factors = machines.compute.worker_factors(machines.workers)
-        self._drawn: dict[int, list[float]] = {}
         self._busy = [0] * machines.nodes
         """Groups at work on each node."""
 
-    def gradient_time(self, rank: int, rng: np.random.Generator) -> float:
-        drawn = self._drawn.setdefault(rank, [])
-        if not drawn:
+    def gradient_times(self, rank: int, rng: np.random.Generator) -> Iterator[float]:
+        while True:
             typical = self.machines.compute.draw(rng, (NUM_STEPS, 1))[:, 0] / self.factors[0]
-            drawn += (typical * self.factors[rank]).tolist()
-        return drawn.pop()
+            yield from (typical * self.factors[rank]).tolist()
 
     def mean_gradient_time(self, rank: int) -> float:
         return float(self.machines.compute.mean_s * self.factors[rank])
@@ -82,7 +79,7 @@ class Scaled:
 
     def __init__(self, clock: Clock, scale: float) -> None:
         self.clock, self.scale = clock, scale
-        self.gradient_time, self.mean_gradient_time = clock.gradient_time, clock.mean_gradient_time
+        self.gradient_times, self.mean_gradient_time = clock.gradient_times, clock.mean_gradient_time
 
     def swap(self, now: float, a: int, b: int, size_bytes: int, done: Done) -> None:
         self.clock.swap(now, a, b, round(size_bytes * self.scale), done)

@@ -93,7 +93,7 @@ class Batches:
     """
 
     # Samples drawn at a time, at least: starting a random stream takes as long as shuffling a thousand samples.
-    BLOCK = 1024
+    BLOCK = 4096
 
     def __init__(self, indices: np.ndarray, batch: int, seed: int, rank: int) -> None:
         if batch < 1:
@@ -107,8 +107,9 @@ class Batches:
         self.steps_per_epoch = len(indices) / batch
         self._epochs_per_block = math.ceil(self.BLOCK / len(indices))
         self._block_size = self._epochs_per_block * len(indices)
-        self._block = -1
-        self._order = indices
+        self._block, self._order = -1, indices
+        self._first, self._last = 0, -1
+        """Where batches begin that lie wholly in this block, counted in samples."""
 
     def take(self, step: int) -> np.ndarray:
         """The sample indices of mini-batch number `step`, counted from 0."""
@@ -116,9 +117,12 @@ class Batches:
 
     def look_at(self, step: int) -> np.ndarray:
         """What ``take`` gives, not to be written to."""
-        block, offset = divmod(step * self.batch, self._block_size)
-        samples = self._order if block == self._block else self._samples(block)
-        batch = samples[offset : offset + self.batch]
+        start = step * self.batch
+        if self._first <= start <= self._last:
+            offset = start - self._first
+            return self._order[offset : offset + self.batch]
+        block, offset = divmod(start, self._block_size)
+        batch = self._samples(block)[offset : offset + self.batch]
         while len(batch) < self.batch:
             block += 1
             batch = np.concatenate([batch, self._samples(block)[: self.batch - len(batch)]])
@@ -131,6 +135,8 @@ class Batches:
             if len(self.indices) > 1:
                 epochs = stream(self.seed, "batches", self.rank, block).permuted(epochs, axis=1)
             self._order, self._block = epochs.ravel(), block
+            self._first = block * self._block_size
+            self._last = self._first + self._block_size - self.batch
         return self._order
 
 

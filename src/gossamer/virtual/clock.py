@@ -9,12 +9,14 @@ started with, messages take their way over shared network cards.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
-from gossamer.seeds import Ahead, exponentials
+from gossamer.seeds import exponentials, in_blocks
 from gossamer.topology import Topology
 from gossamer.virtual.events import Events
 from gossamer.virtual.hardware import Compute, HardwareConfig, Layout
@@ -29,8 +31,8 @@ class Clock(Protocol):
     instant: bool
     """Gradients are taken at the moment they are applied, and messages arrive at once."""
 
-    def gradient_time(self, rank: int, rng: np.random.Generator) -> float:
-        """How long the next gradient of this worker takes (or how long until it strikes)."""
+    def gradient_times(self, rank: int, rng: np.random.Generator) -> Iterator[float]:
+        """How long the gradients of this worker take (or how long it is until they strike)."""
 
     def mean_gradient_time(self, rank: int) -> float: ...
 
@@ -47,10 +49,9 @@ class Ideal:
     def __init__(self, lockstep: bool) -> None:
         self.lockstep = lockstep
         self.instant = not lockstep
-        self.gaps = Ahead(exponentials)
 
-    def gradient_time(self, rank: int, rng: np.random.Generator) -> float:
-        return 1.0 if self.lockstep else self.gaps.next(rank, rng)
+    def gradient_times(self, rank: int, rng: np.random.Generator) -> Iterator[float]:
+        return itertools.repeat(1.0) if self.lockstep else exponentials(rng)
 
     def mean_gradient_time(self, rank: int) -> float:
         return 1.0
@@ -71,9 +72,11 @@ class Hardware:
 
     def __init__(self, config: HardwareConfig, workers: int, events: Events) -> None:
         self.compute = Compute(config.compute, config.straggler, workers)
-        self.gradient_time = Ahead(self.compute.draw_many).next
         network = Network(Layout(config, workers), workers, events)
         self.swap, self.mean, self.gather = network.swap, network.mean, network.gather
+
+    def gradient_times(self, rank: int, rng: np.random.Generator) -> Iterator[float]:
+        return in_blocks(partial(self.compute.draw_many, rank, rng))
 
     def mean_gradient_time(self, rank: int) -> float:
         return self.compute.mean(rank)

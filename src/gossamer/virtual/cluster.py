@@ -62,7 +62,6 @@ class Cluster:
     ) -> None:
         """``make_clock``: another clock in the place of the hardware's."""
         self.evaluator, self.method, self.topology, self.seed = evaluator, method, topology, seed
-        self.schedule = functools.cache(schedule)
         self.num_workers = topology.workers
         self.recorder = recorder
         self.events = Events()
@@ -80,6 +79,9 @@ class Cluster:
         named = dict(evaluator.model.named_parameters())
         self.template = make_optimizer([named[part.name] for part in evaluator.flat.parts])
         """Only its settings are used."""
+        base = self.template.param_groups[0]["lr"]
+        self.lr = functools.cache(lambda step: base * schedule(step))
+        """Step number → learning rate."""
         method.check_optimizer(self.template)
         self.updates: Updates = batched(self.template, self.parameters, self.gradients) or OneByOne(
             make_optimizer, evaluator.flat, self.parameters, self.gradients
@@ -217,7 +219,7 @@ class Cluster:
         """Worker ``worker`` starts its next gradient."""
         if not worker.alive or worker.turn != turn or self._ending:
             return
-        took = self.clock.gradient_time(worker.rank, worker.compute_rng)
+        took = next(worker.gradient_times)
         if not self.clock.instant:
             self._take_gradient(worker, now + took)
         self.events.at(now + took, END, self._end, worker, turn, took)
@@ -247,7 +249,7 @@ class Cluster:
     def _update(self, worker: VirtualWorker) -> None:
         """The optimizer's step."""
         if self.evaluator.task.gradients:
-            self.tape.update(worker.x, worker.gradient, self.lr(worker))
+            self.tape.update(worker.x, worker.gradient, self.lr(worker.step))
 
     def _stepped(self, worker: VirtualWorker) -> None:
         """The method's step is over."""
@@ -382,11 +384,8 @@ class Cluster:
     def setting(self, name: str, worker: VirtualWorker) -> Any:
         """A hyper-parameter of the worker's optimizer now."""
         if name == "lr":
-            return self.lr(worker)
+            return self.lr(worker.step)
         return self.template.param_groups[0][name]
-
-    def lr(self, worker: VirtualWorker) -> float:
-        return self.template.param_groups[0]["lr"] * self.schedule(worker.step)
 
     def alive(self) -> list[int]:
         return [worker.rank for worker in self.workers if worker.alive]

@@ -11,7 +11,6 @@ from collections.abc import Callable
 
 import numpy as np
 
-from gossamer.seeds import Ahead, exponentials
 from gossamer.topology import Topology
 from gossamer.virtual.clock import Edges
 from gossamer.virtual.events import ARRIVE, Events
@@ -66,7 +65,6 @@ class ReadyPairing:
         self.waiting: dict[int, tuple[int, Strand]] = {}
         """Ready workers, the longest-waiting first, in the order of their numbers."""
         self.due: dict[int, float] = {}
-        self.gaps = Ahead(exponentials)
         self._num_waits = 0
         self._neighbours: dict[int, tuple[int, ...]] = {}
         self._complete = topology.num_edges == topology.workers * (topology.workers - 1) // 2
@@ -79,7 +77,7 @@ class ReadyPairing:
     def ask(self, now: float, strand: Strand, rate: float) -> None:
         worker = strand.worker
         rank, unit = worker.rank, worker.gradient_time / rate
-        due = self.due.get(rank, now) + unit * self.gaps.next(rank, worker.pairing_rng)
+        due = self.due.get(rank, now) + unit * next(worker.pairing_gaps)
         due = max(due, now - MAX_ARREARS * unit)
         self.due[rank] = due
         self.events.at(due if due > now else now, ARRIVE, self._ready, strand)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gossamer.effects import Asking, Ticket
-from gossamer.seeds import stream
+from gossamer.seeds import exponentials, stream
 from gossamer.topology import Topology
 from gossamer.virtual.rows import Row
 
@@ -37,9 +37,9 @@ class VirtualWorker:
         self.num_workers = cluster.num_workers
         self.seed = cluster.seed
         self.rng = stream(cluster.seed, "method", rank)
-        self.compute_rng = stream(cluster.seed, "compute", rank)
-        self.pairing_rng = stream(cluster.seed, "pairing", rank)
+        self.gradient_times = cluster.clock.gradient_times(rank, stream(cluster.seed, "compute", rank))
         self.gradient_time = cluster.clock.mean_gradient_time(rank)
+        self.pairing_gaps = exponentials(stream(cluster.seed, "pairing", rank))
         self.x: Any = Row(cluster.tape, cluster.parameters.slots[rank])
         self.gradient: Any = Row(cluster.tape, cluster.gradients.slots[rank])
         self.alive = True
