@@ -347,7 +347,8 @@ class Cluster:
                     self.waiting.setdefault(effect.ticket, []).append(strand)
                     return
                 answer = effect.ticket.answer
-                self._merging(worker, effect.ticket.since_step)
+                if self.recorder is not None:
+                    self._record_merge(self.recorder, worker, effect.ticket.since_step)
             else:
                 raise TypeError(f"{self.method.name} yielded {effect!r}, which is not an effect")
 
@@ -359,13 +360,13 @@ class Cluster:
     def _merge(self, strand: Strand, since_step: int, answer: Any) -> None:
         """Give the method what it waited for, since it had made ``since_step`` steps."""
         if not strand.over:
-            self._merging(strand.worker, since_step)
+            if self.recorder is not None:
+                self._record_merge(self.recorder, strand.worker, since_step)
             self._resume(strand, answer)
 
-    def _merging(self, worker: VirtualWorker, since_step: int) -> None:
-        if self.recorder is not None:
-            now = self.events.now
-            self.recorder.merged(worker.rank, now, now, worker.step - since_step)
+    def _record_merge(self, recorder: Recorder, worker: VirtualWorker, since_step: int) -> None:
+        now = self.events.now
+        recorder.merged(worker.rank, now, now, worker.step - since_step)
 
     def _meet(self, first: Strand, second: Strand) -> None:
         """Two neighbours that are ready exchange."""

@@ -52,7 +52,7 @@ class Exchanges:
         own = self._swaps[rank, peer] = (strand, swap, strand.worker.step)
         if other is None:
             return
-        size, began = _size_bytes(swap.vector), self.events.now
+        size, began = swap.vector.nbytes, self.events.now
         strand.worker.bytes_sent += size
         other[0].worker.bytes_sent += size
         self.clock.swap(began, rank, peer, size, partial(self._swapped, first=other, second=own, began=began))
@@ -69,7 +69,7 @@ class Exchanges:
         two.worker.exchanges += 1
         self.count += 1
         if self.recorder is not None:
-            self.recorder.exchanged((a, b), began, now, _size_bytes(sent_one.vector))
+            self.recorder.exchanged((a, b), began, now, sent_one.vector.nbytes)
         self.merge(one, step_one, sent_two.vector)
         self.merge(two, step_two, sent_one.vector)
 
@@ -81,11 +81,11 @@ class Exchanges:
         if isinstance(came[0][1], Mean):
             vectors = [effect.vector for _, effect, _ in came if isinstance(effect, Mean)]
             answer, transfer = self.tape.mean(vectors), self.clock.mean
-            size, share = _size_bytes(vectors[0]), 2 * (len(members) - 1) / len(members)
+            size, share = vectors[0].nbytes, 2 * (len(members) - 1) / len(members)
         else:
             answer = [tuple(map(dense, effect.tensors)) for _, effect, _ in came if isinstance(effect, Gather)]
             transfer = self.clock.gather
-            size, share = sum(map(_size_bytes, answer[0])), len(members) - 1
+            size, share = sum(tensor.nbytes for tensor in answer[0]), len(members) - 1
         if len(members) > 1:
             for worker, _, _ in came:
                 worker.bytes_sent += round(share * size)
@@ -110,7 +110,3 @@ class Exchanges:
         for worker, _, give in came:
             if worker.alive:
                 give(answer)
-
-
-def _size_bytes(vector: Any) -> int:
-    return int(vector.numel() * vector.element_size())

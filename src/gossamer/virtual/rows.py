@@ -13,9 +13,6 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
-from gossamer import pieces
-from gossamer.pieces import Sum
-
 if TYPE_CHECKING:
     from gossamer.virtual.tape import Matrix, Shelf, Tape
 
@@ -34,10 +31,12 @@ class Slot:
 class Row:
     """One row of a matrix: stands for a flat tensor."""
 
-    __slots__ = ("own", "slot", "tape")
+    __slots__ = ("combine", "own", "slot", "tape")
 
     def __init__(self, tape: Tape, slot: Slot) -> None:
         self.tape, self.slot = tape, slot
+        self.combine = tape.combine
+        """What ``gossamer.pieces.combine`` calls."""
         self.own: Tensor | None = None
         """The tensor it has become, if it has no place on the tape any more."""
 
@@ -47,33 +46,27 @@ class Row:
         return self.slot.data
 
     def copy_(self, other: Any) -> Row:
-        if not self.tape.note(((self, 0.0, ((1.0, other),)),)):
-            self.tensor().copy_(dense(other))
+        self.combine(((self, 0.0, ((1.0, other),)),))
         return self
 
     def add_(self, other: Any, *, alpha: float = 1.0) -> Row:
-        if not self.tape.note(((self, 1.0, ((alpha, other),)),)):
-            self.tensor().add_(dense(other), alpha=alpha)
+        self.combine(((self, 1.0, ((alpha, other),)),))
         return self
 
     def sub_(self, other: Any, *, alpha: float = 1.0) -> Row:
-        return self.add_(other, alpha=-alpha)
+        self.combine(((self, 1.0, ((-alpha, other),)),))
+        return self
 
     def lerp_(self, other: Any, weight: float) -> Row:
-        if not self.tape.note(((self, 1.0 - weight, ((weight, other),)),)):
-            self.tensor().lerp_(dense(other), weight)
+        self.combine(((self, 1.0 - weight, ((weight, other),)),))
         return self
 
     def mul_(self, factor: Any) -> Row:
-        if not (isinstance(factor, (int, float)) and self.tape.note(((self, 0.0, ((factor, self),)),))):
+        if isinstance(factor, (int, float)):
+            self.combine(((self, 0.0, ((factor, self),)),))
+        else:
             self.tensor().mul_(dense(factor))
         return self
-
-    def combine(self, sums: Sequence[Sum]) -> None:
-        """What ``gossamer.pieces.combine`` does, where the first vector is this row."""
-        if not self.tape.note(sums):
-            for vector, keep, terms in sums:
-                pieces.combine((dense(vector), keep, [(number, dense(term)) for number, term in terms]))
 
     def clone(self) -> Any:
         return self.another().copy_(self)
@@ -87,6 +80,10 @@ class Row:
 
     def element_size(self) -> int:
         return self.tape.dtype.itemsize
+
+    @property
+    def nbytes(self) -> int:
+        return self.slot.shelf.width * self.tape.dtype.itemsize
 
     def __len__(self) -> int:
         return self.slot.shelf.width

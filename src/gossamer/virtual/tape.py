@@ -114,8 +114,8 @@ class Tape:
         """A new matrix of zeros, one row per worker."""
         return Matrix(self.shelf(width), self.num_workers)
 
-    def note(self, sums: Sequence[Sum]) -> bool:
-        """Write down sums of rows, to be made one after the other; False if they cannot wait."""
+    def combine(self, sums: Sequence[Sum]) -> None:
+        """Write down sums (``gossamer.pieces``), or make them at once if not all of it is rows of one length."""
         if self._num_pending >= PENDING_LIMIT:
             self.flush()
         stage, shelf = self._first_stage, sums[0][0].slot.shelf
@@ -125,21 +125,24 @@ class Tape:
             for row, keep, terms in sums:
                 y = row.slot
                 if row.own is not None or y.shelf is not shelf:
-                    return False
+                    self._combine_now(sums)
+                    return
                 if stage < y.writable:
                     stage = y.writable
                 written.append(y)
                 for number, term in terms:
                     v = term.slot
                     if term.own is not None or v.shelf is not shelf:
-                        return False
+                        self._combine_now(sums)
+                        return
                     if stage < v.readable:
                         stage = v.readable
                     read.append(v)
                     operations += (y.handle, v.handle, keep, number)
                     keep = 1.0
-        except AttributeError:  # a tensor is among them, not a row
-            return False
+        except AttributeError:  # a tensor or a number is among them
+            self._combine_now(sums)
+            return
         for v in read:
             if v.writable < stage:
                 v.writable = stage
@@ -151,7 +154,18 @@ class Tape:
             shelf.programs[stage] = operations
         else:
             program += operations
-        return True
+
+    def _combine_now(self, sums: Sequence[Sum]) -> None:
+        for vector, keep, terms in sums:
+            y = dense(vector)
+            if keep == 0.0:
+                (number, term), *terms = terms
+                y.copy_(dense(term))
+                keep = number
+            if keep != 1.0:
+                y.mul_(keep)
+            for number, term in terms:
+                y.add_(dense(term), alpha=number)
 
     def mean(self, rows: list[Any]) -> Any:
         """The mean of ``rows``: later, if all of them are rows, else at once."""
@@ -173,7 +187,8 @@ class Tape:
         return out.mul_(1 / len(rows))
 
     def _mean_of_all(self, matrix: Matrix, out: Slot) -> None:
-        stage = self._batch_stage(max(out.writable, max(slot.readable for slot in matrix.slots)))
+        stage = max(self._first_stage, out.writable, max(slot.readable for slot in matrix.slots)) + 1
+        self._num_pending += 1
         out.readable = out.writable = stage + 1
         for slot in matrix.slots:
             slot.writable = max(slot.writable, stage + 1)
@@ -196,16 +211,14 @@ class Tape:
         ready = x.writable
         if ready < g.readable:
             ready = g.readable
-        stage = self._batch_stage(ready)
+        if ready < self._first_stage:
+            ready = self._first_stage
+        stage = ready + 1
         x.readable = x.writable = stage + 1
         if g.writable <= stage:
             g.writable = stage + 1
-        _note(self._updates, stage, x, lr)
-
-    def _batch_stage(self, after: int) -> int:
-        """The first odd stage after this even one."""
         self._num_pending += 1
-        return (after if after > self._first_stage else self._first_stage) + 1
+        _note(self._updates, stage, x, lr)
 
     def flush(self) -> None:
         """Execute everything written down."""
