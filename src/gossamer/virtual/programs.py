@@ -81,13 +81,16 @@ class ByBlas:
         return width >= self.LONG or width == 0
 
     def load(self, programs: list[tuple[Program, int]]) -> list[Callable[[], None]]:
-        return [partial(self.torch.run if self._is_long(width) else self._run, program) for program, width in programs]
+        return [
+            partial(self.torch.run, program) if self._is_long(width) else partial(self._run, program, width)
+            for program, width in programs
+        ]
 
-    def _run(self, program: Program) -> None:
+    def _run(self, program: Program, width: int) -> None:
         axpy, scal = self.axpy, self.scal
         for y, v, keep, number in operations(program):
             if keep == 1.0:
-                axpy(v, y, a=number)
+                axpy(v, y, width, number)
             elif keep == 0.0:
                 if y is not v:
                     y[:] = v
@@ -97,7 +100,7 @@ class ByBlas:
                 torch.from_numpy(y).lerp_(torch.from_numpy(v), number)
             else:
                 scal(keep, y)
-                axpy(v, y, a=number)
+                axpy(v, y, width, number)
 
 
 def operations(program: Program) -> Iterator[tuple[Any, ...]]:
