@@ -46,6 +46,7 @@ def combine(*sums: Sum) -> None:
         for vector, keep, terms in sums:
             _combine(vector, keep, terms)
         return
+    assert all(len(term) == len(vector) == length for vector, _, terms in sums for _, term in terms)
     for start in range(0, length, PIECE):
         some = slice(start, start + PIECE)
         for vector, keep, terms in sums:

@@ -7,6 +7,7 @@ import pytest
 
 from gossamer.errors import InputError
 from gossamer.seeds import stream
+from gossamer.virtual.gradients import Evaluator
 from gossamer.virtual.hardware import Compute, HardwareConfig, Layout, parse_link, parse_seconds
 from gossamer.virtual.simulation import simulate
 from plain_training import each_step, make_run, simulated
@@ -28,7 +29,7 @@ def allreduce_time(members, latency=0.01, vector=0.256):
 def finish_times(run):
     """When each worker ended each step, by (step, rank)."""
     found = {}
-    with each_step(run.config.method, lambda w: found.__setitem__((w.step, w.rank), w.time * w.gradient_time)):
+    with each_step(run.config.method, lambda w: found.__setitem__((w.step, w.rank), w.time * w.mean_gradient_time)):
         result = simulate(run)
     return found, result
 
@@ -113,6 +114,21 @@ def test_history_has_a_point_at_the_start_and_one_per_step():
         assert result.history[-1] is result.final
         times = [point.time for point in result.history]
         assert times == sorted(times)
+
+
+@pytest.mark.parametrize("method", ["allreduce", "gossip", "a2cid2", "lasgd"])
+@pytest.mark.parametrize("workers", [1, 4])
+def test_gradients_begin_together_and_only_after_somebody_has_looked(method, workers, monkeypatch):
+    taken = []
+    evaluate = Evaluator.gradients
+
+    def gradients(self, points, ranks, steps):
+        taken.append((ranks, steps))
+        return evaluate(self, points, ranks, steps)
+
+    monkeypatch.setattr(Evaluator, "gradients", gradients)
+    simulated(task="digits", method=method, workers=workers, steps=3, compute="constant:50ms", link="inf/0")
+    assert taken == [(list(range(workers)), [step] * workers) for step in range(3)]
 
 
 @pytest.mark.parametrize(

@@ -238,3 +238,21 @@ def test_a_row_passes_for_a_tensor(function):
     both = Both()
     both.rows[2].mul_(2.0)
     torch.testing.assert_close(function(both.rows[2]), function(2.0 * both.plain[2]))
+
+
+@pytest.mark.parametrize("weight", [0.5, 0.3])
+def test_what_is_equal_stays_so_between_two(weight):
+    """On rows, and on tensors beside them."""
+    both = Both()
+    row, expected = both.rows[0], both.plain[0].clone()
+    row.lerp_(row.tensor(), weight)
+    assert torch.equal(row.tensor(), expected)
+    snapshot = row.clone()
+    row.lerp_(snapshot, weight)
+    assert torch.equal(row.tensor(), expected)
+    own = row.clone()
+    own.tensor()
+    own.lerp_(own, weight).lerp_(row, weight)
+    assert torch.equal(own.tensor(), expected)
+    own.mul_(2.0).add_(1.0, alpha=3.0)
+    assert torch.equal(own.tensor(), 2.0 * expected + 3.0)

@@ -80,9 +80,8 @@ class A2CiD2(Method):
 
     def flow(self, worker: Worker) -> float:
         """Begin to count anew; returns what ``flowed``."""
-        now, scalars = worker.time, worker.scalars
-        c = drift(self.eta, now - scalars.get("advanced_to", now))
-        scalars["advanced_to"] = now
+        c = self.flowed(worker)
+        worker.scalars["advanced_to"] = worker.time
         return c
 
     def point(self, worker: Worker, out: Tensor) -> None:

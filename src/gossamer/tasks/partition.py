@@ -93,7 +93,7 @@ class Batches:
     """
 
     # Samples drawn at a time, at least: starting a random stream takes as long as shuffling a thousand samples.
-    BLOCK = 4096
+    BLOCK = 1024
 
     def __init__(self, indices: np.ndarray, batch: int, seed: int, rank: int) -> None:
         if batch < 1:

@@ -7,6 +7,7 @@ happens is determined by the seed. Vectors are rows of matrices whose arithmetic
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -106,6 +107,8 @@ class Cluster:
         self.joining: list[tuple[VirtualWorker, VirtualWorker]] = []
         """Workers that join as soon as their peer has made its step."""
         self.total_made = 0
+        self.look_at = math.inf
+        """How many steps are to be made until somebody looks, and no gradient may have begun after the last of them."""
         self.news: list[str] = []
         """What happened to the workers, for the person who watches."""
         self._ending = self._look = False
@@ -274,7 +277,8 @@ class Cluster:
                 if peer is worker and not joiner.alive:
                     self._take_over(joiner, peer)
             self.joining = [pair for pair in self.joining if pair[1] is not worker]
-        if self._plain_step and self.events.settled():
+        if self._plain_step and self.total_made < self.look_at and self.events.quiet():
+            # The next thing to happen, so it may happen at once.
             worker.turn += 1
             self._begin(now, worker, worker.turn)
         else:

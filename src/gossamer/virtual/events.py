@@ -42,6 +42,11 @@ class Events:
         event = self._first or (self._heap[0] if self._heap else None)
         return event is None or event[0] > self.now or event[1] > END
 
+    def quiet(self) -> bool:
+        """Whether nothing else happens at this instant."""
+        event = self._first or (self._heap[0] if self._heap else None)
+        return event is None or event[0] > self.now
+
     def next(self) -> bool:
         """Let the next thing happen; False if there is nothing more."""
         event = self._first

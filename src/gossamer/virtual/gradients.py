@@ -22,7 +22,7 @@ from gossamer.errors import InputError
 from gossamer.flat import Flat
 from gossamer.seeds import stream
 from gossamer.tasks import Batches, Task
-from gossamer.tasks.scores import OF_MANY
+from gossamer.tasks.scores import cross_entropies, cross_entropy
 from gossamer.virtual.blocks import WIDE_BYTES
 from gossamer.virtual.ways import LANES, Autocast, Batched, BatchedGraphs, Single, SingleGraph, StandIns, Way
 
@@ -59,7 +59,13 @@ class Evaluator:
         way: str = "auto",
         precision: str = "float32",
     ) -> None:
-        self.task, self.model, self.batches, self.seed, self.device = task, model.to(device), batches, seed, device
+        self.task, self.model, self.batches, self.seed, self.device = (
+            task,
+            model.to(device).train(),
+            batches,
+            seed,
+            device,
+        )
         self._stand_ins = StandIns(model)
         self.flat = Flat.of_parameters(model)
         self.buffer_flat = Flat.of_buffers(model)
@@ -135,8 +141,9 @@ class Evaluator:
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor
     ) -> Tensor:
         outputs = vmap(self._outputs, randomness="different")(parameters, buffers, inputs)
-        losses = OF_MANY.get(self.task.loss) or vmap(self.task.loss, randomness="different")
-        return losses(outputs, targets)
+        if self.task.loss is cross_entropy:
+            return cross_entropies(outputs, targets)
+        return vmap(self.task.loss, randomness="different")(outputs, targets)
 
     def _outputs(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor) -> Tensor:
         if self.task.prepare is not None:

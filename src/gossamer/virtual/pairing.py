@@ -63,7 +63,7 @@ class ReadyPairing:
     def __init__(self, topology: Topology, events: Events, meet: Meet) -> None:
         self.topology, self.events, self.meet = topology, events, meet
         self.waiting: dict[int, tuple[int, Strand]] = {}
-        """Ready workers, the longest-waiting first, in the order of their numbers."""
+        """Ready workers with the number of their wait, the longest-waiting first."""
         self.due: dict[int, float] = {}
         self._num_waits = 0
         self._neighbours: dict[int, tuple[int, ...]] = {}
@@ -76,7 +76,7 @@ class ReadyPairing:
 
     def ask(self, now: float, strand: Strand, rate: float) -> None:
         worker = strand.worker
-        rank, unit = worker.rank, worker.gradient_time / rate
+        rank, unit = worker.rank, worker.mean_gradient_time / rate
         due = self.due.get(rank, now) + unit * next(worker.pairing_gaps)
         due = max(due, now - MAX_ARREARS * unit)
         self.due[rank] = due

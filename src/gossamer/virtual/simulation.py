@@ -213,9 +213,11 @@ class _Simulation:
             return
         # A point is taken when its instant is over: what arrives at the same moment is in it.
         each, events = self.run.config.workers, self.cluster.events
+        self.cluster.look_at = each * len(self.history)
         while (self.cluster.total_made < self.stop_at or not events.settled()) and self.cluster.advance():
-            if self.cluster.total_made >= each * len(self.history) and events.settled():
+            if self.cluster.total_made >= self.cluster.look_at and events.settled():
                 self.observe()
+                self.cluster.look_at = each * len(self.history)
         if self.cluster.total_made < self.stop_at:
             self.cluster.say("nothing can happen any more: no worker is left that could go on")
             self.observe()

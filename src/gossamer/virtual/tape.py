@@ -115,7 +115,10 @@ class Tape:
         return Matrix(self.shelf(width), self.num_workers)
 
     def combine(self, sums: Sequence[Sum]) -> None:
-        """Write down sums (``gossamer.pieces``), or make them at once if not all of it is rows of one length."""
+        """Write down sums (``gossamer.pieces``), or make them at once if not all of it is rows of one length.
+
+        A row that is not kept may be its own only term.
+        """
         if self._num_pending >= PENDING_LIMIT:
             self.flush()
         stage, shelf = self._first_stage, sums[0][0].slot.shelf
@@ -157,14 +160,18 @@ class Tape:
 
     def _combine_now(self, sums: Sequence[Sum]) -> None:
         for vector, keep, terms in sums:
-            y = dense(vector)
+            y, (number, term), rest = dense(vector), terms[0], terms[1:]
             if keep == 0.0:
-                (number, term), *terms = terms
                 y.copy_(dense(term))
-                keep = number
-            if keep != 1.0:
-                y.mul_(keep)
-            for number, term in terms:
+                if number != 1.0:
+                    y.mul_(number)
+            elif keep != 1.0 and keep + number == 1.0:
+                y.lerp_(dense(term), number)
+            else:
+                if keep != 1.0:
+                    y.mul_(keep)
+                y.add_(dense(term), alpha=number)
+            for number, term in rest:
                 y.add_(dense(term), alpha=number)
 
     def mean(self, rows: list[Any]) -> Any:

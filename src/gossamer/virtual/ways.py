@@ -253,7 +253,7 @@ class _Lane:
 
 
 class Batched:
-    """Many workers by one ``vmap`` over their rows."""
+    """Many workers by one pass over their rows."""
 
     def __init__(self, losses: Losses, flat: Flat, buffer_flat: Flat) -> None:
         self.losses, self.flat, self.buffer_flat = losses, flat, buffer_flat

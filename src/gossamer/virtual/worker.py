@@ -38,7 +38,7 @@ class VirtualWorker:
         self.seed = cluster.seed
         self.rng = stream(cluster.seed, "method", rank)
         self.gradient_times = cluster.clock.gradient_times(rank, stream(cluster.seed, "compute", rank))
-        self.gradient_time = cluster.clock.mean_gradient_time(rank)
+        self.mean_gradient_time = cluster.clock.mean_gradient_time(rank)
         self.pairing_gaps = exponentials(stream(cluster.seed, "pairing", rank))
         self.x: Any = Row(cluster.tape, cluster.parameters.slots[rank])
         self.gradient: Any = Row(cluster.tape, cluster.gradients.slots[rank])
@@ -70,7 +70,7 @@ class VirtualWorker:
 
     @property
     def time(self) -> float:
-        return self._cluster.events.now / self.gradient_time
+        return self._cluster.events.now / self.mean_gradient_time
 
     def vector(self, name: str, size: int | None = None) -> Any:
         row = self.vectors.get(name)
