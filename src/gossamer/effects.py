@@ -61,6 +61,7 @@ class Pair:
     rate: float
 
 
+# Not frozen: there is one for every exchange, and it is made in half the time.
 @dataclass(slots=True, eq=False)
 class Swap:
     """Send ``vector`` to ``peer`` and receive its vector; ``None`` if the peer went away meanwhile."""

@@ -41,16 +41,11 @@ def combine(*sums: Sum) -> None:
     if not isinstance(first, Tensor):
         first.combine(sums)
         return
-    length = len(first)
-    if length <= PIECE or first.device.type != "cpu":
-        for vector, keep, terms in sums:
-            _combine(vector, keep, terms)
-        return
-    assert all(len(term) == len(vector) == length for vector, _, terms in sums for _, term in terms)
-    for start in range(0, length, PIECE):
-        some = slice(start, start + PIECE)
-        for vector, keep, terms in sums:
-            _combine(vector[some], keep, [(number, term[some]) for number, term in terms])
+    vectors = [each for vector, _, terms in sums for each in (vector, *(term for _, term in terms))]
+    for views in pieces(*vectors):
+        view = iter(views)
+        for _, keep, terms in sums:
+            _combine(next(view), keep, [(number, next(view)) for number, _ in terms])
 
 
 def _combine(vector: Tensor, keep: float, terms: Sequence[tuple[float, Tensor]]) -> None:

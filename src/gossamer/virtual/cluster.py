@@ -6,10 +6,9 @@ happens is determined by the seed. Vectors are rows of matrices whose arithmetic
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -81,7 +80,7 @@ class Cluster:
         self.template = make_optimizer([named[part.name] for part in evaluator.flat.parts])
         """Only its settings are used."""
         base = self.template.param_groups[0]["lr"]
-        self.lr = functools.cache(lambda step: base * schedule(step))
+        self.lr = cache(lambda step: base * schedule(step))
         """Step number → learning rate."""
         method.check_optimizer(self.template)
         self.updates: Updates = batched(self.template, self.parameters, self.gradients) or OneByOne(
@@ -277,7 +276,7 @@ class Cluster:
                 if peer is worker and not joiner.alive:
                     self._take_over(joiner, peer)
             self.joining = [pair for pair in self.joining if pair[1] is not worker]
-        if self._plain_step and self.total_made < self.look_at and self.events.quiet():
+        if self._plain_step and self.total_made < self.look_at and self.events.settled(LOOK):
             # The next thing to happen, so it may happen at once.
             worker.turn += 1
             self._begin(now, worker, worker.turn)

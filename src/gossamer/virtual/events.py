@@ -37,15 +37,10 @@ class Events:
             self._first, event = event, first
         heapq.heappush(self._heap, event)
 
-    def settled(self) -> bool:
-        """Whether no message arrives and no gradient ends at this instant any more."""
+    def settled(self, last: int = END) -> bool:
+        """Whether nothing up to this kind happens at this instant any more: no message arrives and no gradient ends."""
         event = self._first or (self._heap[0] if self._heap else None)
-        return event is None or event[0] > self.now or event[1] > END
-
-    def quiet(self) -> bool:
-        """Whether nothing else happens at this instant."""
-        event = self._first or (self._heap[0] if self._heap else None)
-        return event is None or event[0] > self.now
+        return event is None or event[0] > self.now or event[1] > last
 
     def next(self) -> bool:
         """Let the next thing happen; False if there is nothing more."""

@@ -59,13 +59,8 @@ class Evaluator:
         way: str = "auto",
         precision: str = "float32",
     ) -> None:
-        self.task, self.model, self.batches, self.seed, self.device = (
-            task,
-            model.to(device).train(),
-            batches,
-            seed,
-            device,
-        )
+        self.task, self.batches, self.seed, self.device = task, batches, seed, device
+        self.model = model.to(device).train()
         self._stand_ins = StandIns(model)
         self.flat = Flat.of_parameters(model)
         self.buffer_flat = Flat.of_buffers(model)

@@ -57,7 +57,10 @@ class ByTorch:
             if keep == 1.0:
                 y.add_(v, alpha=number)
             elif keep == 0.0:
-                torch.mul(v, number, out=y)
+                if y is not v:
+                    y.copy_(v)
+                if number != 1.0:
+                    y.mul_(number)
             elif keep + number == 1.0:
                 y.lerp_(v, number)
             else:

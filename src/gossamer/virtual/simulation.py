@@ -217,7 +217,7 @@ class _Simulation:
         while (self.cluster.total_made < self.stop_at or not events.settled()) and self.cluster.advance():
             if self.cluster.total_made >= self.cluster.look_at and events.settled():
                 self.observe()
-                self.cluster.look_at = each * len(self.history)
+                self.cluster.look_at += each
         if self.cluster.total_made < self.stop_at:
             self.cluster.say("nothing can happen any more: no worker is left that could go on")
             self.observe()

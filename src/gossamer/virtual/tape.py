@@ -25,7 +25,7 @@ import torch
 from gossamer import memory
 from gossamer.pieces import Sum
 from gossamer.virtual.blocks import WIDE_BYTES
-from gossamer.virtual.programs import Program, executor
+from gossamer.virtual.programs import ByTorch, Program, executor
 from gossamer.virtual.rows import Row, Slot, dense
 
 WAVE = 1 << 20
@@ -33,6 +33,10 @@ WAVE = 1 << 20
 
 PENDING_LIMIT = 1 << 14
 """Operations written down before they are executed whether somebody looks or not."""
+
+
+class NotTogether(Exception):
+    """Rows of different lengths, or one that has left the tape."""
 
 
 class Matrix:
@@ -128,23 +132,21 @@ class Tape:
             for row, keep, terms in sums:
                 y = row.slot
                 if row.own is not None or y.shelf is not shelf:
-                    self._combine_now(sums)
-                    return
+                    raise NotTogether
                 if stage < y.writable:
                     stage = y.writable
                 written.append(y)
                 for number, term in terms:
                     v = term.slot
                     if term.own is not None or v.shelf is not shelf:
-                        self._combine_now(sums)
-                        return
+                        raise NotTogether
                     if stage < v.readable:
                         stage = v.readable
                     read.append(v)
                     operations += (y.handle, v.handle, keep, number)
                     keep = 1.0
-        except AttributeError:  # a tensor or a number is among them
-            self._combine_now(sums)
+        except (NotTogether, AttributeError):  # a tensor or a number has no place on a tape
+            _combine_now(sums)
             return
         for v in read:
             if v.writable < stage:
@@ -157,22 +159,6 @@ class Tape:
             shelf.programs[stage] = operations
         else:
             program += operations
-
-    def _combine_now(self, sums: Sequence[Sum]) -> None:
-        for vector, keep, terms in sums:
-            y, (number, term), rest = dense(vector), terms[0], terms[1:]
-            if keep == 0.0:
-                y.copy_(dense(term))
-                if number != 1.0:
-                    y.mul_(number)
-            elif keep != 1.0 and keep + number == 1.0:
-                y.lerp_(dense(term), number)
-            else:
-                if keep != 1.0:
-                    y.mul_(keep)
-                y.add_(dense(term), alpha=number)
-            for number, term in rest:
-                y.add_(dense(term), alpha=number)
 
     def mean(self, rows: list[Any]) -> Any:
         """The mean of ``rows``: later, if all of them are rows, else at once."""
@@ -257,6 +243,15 @@ def _note(batches: dict[int, Batch], stage: int, slot: Slot, job: Any) -> None:
         batch = batches[stage] = Batch(slot.matrix)
     batch.rows.append(slot.index)
     batch.jobs.append(job)
+
+
+def _combine_now(sums: Sequence[Sum]) -> None:
+    operations: Program = []
+    for vector, keep, terms in sums:
+        for number, term in terms:
+            operations += (dense(vector), dense(term), keep, number)
+            keep = 1.0
+    ByTorch().run(operations)
 
 
 def _run_means(means: list[tuple[Matrix, Slot]]) -> None:
