@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import chain, repeat
 
 import numpy as np
 
@@ -21,8 +22,7 @@ def in_blocks(draw: Callable[[int], list[float]]) -> Iterator[float]:
 
     A random stream gives the same numbers either way, as long as nothing else is drawn from it.
     """
-    while True:
-        yield from draw(32)
+    return chain.from_iterable(draw(32) for _ in repeat(None))
 
 
 def exponentials(rng: np.random.Generator) -> Iterator[float]:

@@ -65,11 +65,6 @@ class A2CiD2(Method):
         constants = topology.constants(config.rate)
         self.eta, self.alpha_tilde = constants.eta, constants.alpha_tilde
 
-    def flowed(self, worker: Worker) -> float:
-        """The share of ``z`` that has flowed into ``x`` since the worker was last advanced."""
-        now = worker.time
-        return drift(self.eta, now - worker.scalars.setdefault("advanced_to", now))
-
     def advance(self, worker: Worker) -> None:
         """Let the momentum act up to now."""
         c = self.flow(worker)
@@ -79,13 +74,15 @@ class A2CiD2(Method):
             z.mul_(1.0 - 2.0 * c)
 
     def flow(self, worker: Worker) -> float:
-        """Begin to count anew; returns what ``flowed``."""
-        c = self.flowed(worker)
-        worker.scalars["advanced_to"] = worker.time
+        """The share of ``z`` that flows into ``x`` when the worker is advanced to now, as it is from here on."""
+        now, scalars = worker.time, worker.scalars
+        c = drift(self.eta, now - scalars.get("advanced_to", now))
+        scalars["advanced_to"] = now
         return c
 
     def point(self, worker: Worker, out: Tensor) -> None:
-        c = self.flowed(worker)
+        now = worker.time
+        c = drift(self.eta, now - worker.scalars.setdefault("advanced_to", now))
         if c > 0.0:
             combine((out, 0.0, ((1.0, worker.x), (c, worker.vector("z")))))
         else:
@@ -99,21 +96,19 @@ class A2CiD2(Method):
         return Pairwise(self.topology, self.rate, self.eta, self.alpha_tilde)
 
     def background(self, worker: Worker) -> Asking:
-        ready = Pair(self.rate)
+        ready, beyond = Pair(self.rate), self.alpha_tilde - 0.5
         while True:
             peer = yield ready
-            yield from self.exchange(worker, peer)
-
-    def exchange(self, worker: Worker, peer: int) -> Asking:
-        """Meet the peer half-way, and give the momentum its push."""
-        sent = worker.snapshot(self.point)
-        received = yield Swap(sent, peer)
-        if received is None:
-            self.advance(worker)
-            return
-        c, beyond, z = self.flow(worker), self.alpha_tilde - 0.5, worker.vector("z")
-        # One pass over memory for what happened until now and for the exchange.
-        combine(
-            (worker.x, 1.0, ((c, z), (-0.5, sent), (0.5, received))),
-            (z, 1.0 - 2.0 * c, ((-beyond, sent), (beyond, received))),
-        )
+            sent = worker.snapshot(self.point)
+            received = yield Swap(sent, peer)
+            if received is None:
+                self.advance(worker)
+            else:
+                c, z = self.flow(worker), worker.vector("z")
+                # One pass over memory for what happened until now, and for meeting half-way and the momentum's push.
+                combine(
+                    (worker.x, 1.0, ((c, z), (-0.5, sent), (0.5, received))),
+                    (z, 1.0 - 2.0 * c, ((-beyond, sent), (beyond, received))),
+                )
+            # Not kept while the worker waits for its next peer.
+            del sent, received

@@ -55,11 +55,9 @@ class Gossip(Method):
         ready = Pair(self.rate)
         while True:
             peer = yield ready
-            yield from self.exchange(worker, peer)
-
-    def exchange(self, worker: Worker, peer: int) -> Asking:
-        """Meet the peer half-way."""
-        sent = worker.snapshot()
-        received = yield Swap(sent, peer)
-        if received is not None:
-            combine((worker.x, 1.0, ((-0.5, sent), (0.5, received))))
+            sent = worker.snapshot()
+            received = yield Swap(sent, peer)
+            if received is not None:
+                combine((worker.x, 1.0, ((-0.5, sent), (0.5, received))))
+            # Not kept while the worker waits for its next peer.
+            del sent, received

@@ -27,19 +27,12 @@ from gossamer.virtual.events import ARRIVE, BEGIN, END, LOOK, Events
 from gossamer.virtual.exchanges import Exchanges
 from gossamer.virtual.gradients import Evaluator
 from gossamer.virtual.hardware import HardwareConfig, parse_ranked
+from gossamer.virtual.losses import Diverged, Losses
 from gossamer.virtual.pairing import ReadyPairing, SpikePairing
 from gossamer.virtual.rows import Row
 from gossamer.virtual.tape import Batch, Matrix, Tape
 from gossamer.virtual.updates import MakeOptimizer, OneByOne, Updates, batched
 from gossamer.virtual.worker import Strand, VirtualWorker
-
-
-class Diverged(Exception):
-    """A worker's loss is not finite any more."""
-
-    def __init__(self, time: float, rank: int, step: int) -> None:
-        super().__init__(f"diverged: the loss of worker {rank} was not finite at its step {step}, time {time:g}")
-        self.time, self.rank, self.step = time, rank, step
 
 
 class Cluster:
@@ -88,9 +81,7 @@ class Cluster:
         )
         self.tape.run_updates = self.updates.apply
         self.tape.run_gradients = self._run_gradients
-        self.losses: list[Tensor] = []
-        """Training losses since they were last looked at."""
-        self._jobs: list[tuple[int, int, float]] = []
+        self.losses = Losses()
 
         common = evaluator.start(self.parameters.data[0])
         for rank in range(self.num_workers):
@@ -111,6 +102,7 @@ class Cluster:
         self.news: list[str] = []
         """What happened to the workers, for the person who watches."""
         self._ending = self._look = False
+        self._has_gradients = evaluator.task.gradients
         self._plain_step = type(method).step is Method.step
         """A step of the method is one of the optimizer, and nothing else: nobody needs to ask for it."""
         self._schedule_life(hardware)
@@ -228,9 +220,10 @@ class Cluster:
 
     def _take_gradient(self, worker: VirtualWorker, time: float) -> None:
         """Let the worker's gradient be that at its parameters now."""
-        if self.evaluator.task.gradients:
+        if self._has_gradients:
             self.method.point(worker, worker.gradient)
-            self.tape.gradient(worker.gradient, (worker.batches, time))
+            self.tape.gradient(worker.gradient, worker.batches)
+            self.losses.times += (worker.rank, worker.batches, time)
         worker.batches += 1
 
     def _end(self, now: float, worker: VirtualWorker, turn: int, took: float) -> None:
@@ -250,7 +243,7 @@ class Cluster:
 
     def _update(self, worker: VirtualWorker) -> None:
         """The optimizer's step."""
-        if self.evaluator.task.gradients:
+        if self._has_gradients:
             self.tape.update(worker.x, worker.gradient, self.lr(worker.step))
 
     def _stepped(self, worker: VirtualWorker) -> None:
@@ -284,23 +277,12 @@ class Cluster:
             self._next_gradient(worker)
 
     def _run_gradients(self, batch: Batch) -> None:
-        if batch.whole:
-            batch.sort()
-        self.losses.append(self.evaluator.gradients(batch.target.data, batch.rows, [step for step, _ in batch.jobs]))
-        self._jobs += [(rank, step, time) for rank, (step, time) in zip(batch.rows, batch.jobs, strict=True)]
+        self.losses.add(batch.rows, batch.jobs, self.evaluator.gradients(batch.target.data, batch.rows, batch.jobs))
 
     def take_losses(self) -> float | None:
         """The mean training loss since this was last asked; raises ``Diverged`` if one was not finite."""
         self.tape.flush()
-        if not self.losses:
-            return None
-        losses, jobs = torch.cat(self.losses), self._jobs
-        self.losses, self._jobs = [], []
-        bad = (~torch.isfinite(losses)).nonzero().flatten().tolist()
-        if bad:
-            rank, batch, time = min((jobs[k] for k in bad), key=lambda job: (job[2], job[0]))
-            raise Diverged(time, rank, batch)
-        return float(losses.double().mean())
+        return self.losses.take()
 
     # Effects
 

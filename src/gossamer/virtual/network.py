@@ -90,8 +90,10 @@ class Network:
 
     def _sharing(self, flow: Flow) -> Iterable[Flow]:
         """All that use the cards of this flow, in a fixed order."""
-        used = [users for card in flow.cards if (users := self.users[card])]
-        return dict.fromkeys(itertools.chain.from_iterable(used)) if used else ()
+        for card in flow.cards:
+            if self.users[card]:
+                return dict.fromkeys(itertools.chain.from_iterable(self.users[card] for card in flow.cards))
+        return ()
 
     def _pace(self, now: float, flows: Iterable[Flow]) -> None:
         """Give each flow its share of its cards from now on."""

@@ -94,11 +94,6 @@ class Row:
     def __setitem__(self, item: Any, value: Any) -> None:
         self.tensor()[item] = dense(value)
 
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return getattr(self.tensor(), name)
-
     @classmethod
     def __torch_function__(
         cls, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
@@ -106,7 +101,7 @@ class Row:
         return function(*map(_dense_inside, args), **{k: _dense_inside(v) for k, v in (kwargs or {}).items()})
 
 
-def _forward_operator(name: str) -> Callable[..., Any]:
+def _operator(name: str) -> Callable[..., Any]:
     def operator(self: Row, *others: Any) -> Any:
         return getattr(self.tensor(), name)(*map(dense, others))
 
@@ -114,7 +109,17 @@ def _forward_operator(name: str) -> Callable[..., Any]:
 
 
 for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "neg", "pow", "matmul", "abs", "float"):
-    setattr(Row, f"__{_name}__", _forward_operator(f"__{_name}__"))
+    setattr(Row, f"__{_name}__", _operator(f"__{_name}__"))
+
+
+def _attribute(name: str) -> property:
+    return property(lambda self: getattr(self.tensor(), name))
+
+
+# Whatever else a tensor has. Not by ``__getattr__``, with which Python would be slow to find what a row itself has.
+for _name in dir(Tensor):
+    if not _name.startswith("__") and not hasattr(Row, _name):
+        setattr(Row, _name, _attribute(_name))
 
 
 class Temporary(Row):

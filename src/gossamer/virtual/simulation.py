@@ -16,9 +16,10 @@ from gossamer.recording import Recorder
 from gossamer.seeds import stream
 from gossamer.tasks import worker_batches
 from gossamer.virtual.clock import Clock
-from gossamer.virtual.cluster import Cluster, Diverged
+from gossamer.virtual.cluster import Cluster
 from gossamer.virtual.events import Events
 from gossamer.virtual.gradients import Evaluator
+from gossamer.virtual.losses import Diverged
 
 EVALUATION_BUDGET = 2e11
 """Operations that all evaluations of a run may take together before they become rarer."""

@@ -14,7 +14,7 @@ dependencies allow.
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
@@ -29,7 +29,7 @@ from gossamer.virtual.programs import ByTorch, Program, executor
 from gossamer.virtual.rows import Row, Slot, dense
 
 WAVE = 1 << 20
-"""Stages between two batches of gradients."""
+"""Stages from one batch of gradients to the next, which is the last of its wave; a power of two."""
 
 PENDING_LIMIT = 1 << 14
 """Operations written down before they are executed whether somebody looks or not."""
@@ -67,28 +67,25 @@ class Shelf:
         return self.free.popleft()
 
 
+Pending = list[Any]
+"""Rows that are to be written, each followed by what is to be done: the mini-batch of its gradient, the learning rate of
+its step. Flat, as programs are: through many small objects Python would look for garbage, again and again."""
+
+
 class Batch:
     """Gradients or optimizer steps of different workers, to be made together."""
 
-    __slots__ = ("jobs", "rows", "target")
-
-    def __init__(self, target: Matrix) -> None:
-        self.target = target
-        self.rows: list[int] = []
-        """The rows of ``target`` that are written."""
-        self.jobs: list[Any] = []
-        """For each of them, what is to be done: the gradient's mini-batch, the learning rate of the step."""
-
-    @property
-    def whole(self) -> bool:
-        """All rows of the matrix are written."""
-        return len(self.rows) == len(self.target.slots)
-
-    def sort(self) -> None:
-        """By row: a whole batch then needs no index."""
-        order = sorted(range(len(self.rows)), key=self.rows.__getitem__)
-        self.rows = [self.rows[k] for k in order]
-        self.jobs = [self.jobs[k] for k in order]
+    def __init__(self, pending: Pending) -> None:
+        slots: list[Slot] = pending[::2]
+        self.target = slots[0].matrix
+        self.rows = [slot.index for slot in slots]
+        self.jobs = pending[1::2]
+        self.whole = len(slots) == len(self.target.slots)
+        """All rows of the matrix are written; they are in order, so no index is needed."""
+        if self.whole:
+            order = sorted(range(len(slots)), key=self.rows.__getitem__)
+            self.rows = [self.rows[k] for k in order]
+            self.jobs = [self.jobs[k] for k in order]
 
 
 class Tape:
@@ -100,9 +97,9 @@ class Tape:
         self.run_gradients: Callable[[Batch], None]
         self.run_updates: Callable[[Batch], None]
         self._shelves: dict[int, Shelf] = {}
-        self._gradients: dict[int, Batch] = {}
-        self._updates: dict[int, Batch] = {}
-        self._means: dict[int, list[tuple[Matrix, Slot]]] = {}
+        self._gradients: dict[int, Pending] = defaultdict(list)
+        self._updates: dict[int, Pending] = defaultdict(list)
+        self._means: dict[int, list[tuple[Matrix, Slot]]] = defaultdict(list)
         self._first_stage = 0
         """Earlier ones have been executed."""
         self._num_pending = 0
@@ -136,6 +133,7 @@ class Tape:
                 if stage < y.writable:
                     stage = y.writable
                 written.append(y)
+                handle = y.handle
                 for number, term in terms:
                     v = term.slot
                     if term.own is not None or v.shelf is not shelf:
@@ -143,7 +141,7 @@ class Tape:
                     if stage < v.readable:
                         stage = v.readable
                     read.append(v)
-                    operations += (y.handle, v.handle, keep, number)
+                    operations += (handle, v.handle, keep, number)
                     keep = 1.0
         except (NotTogether, AttributeError):  # a tensor or a number has no place on a tape
             _combine_now(sums)
@@ -185,7 +183,7 @@ class Tape:
         out.readable = out.writable = stage + 1
         for slot in matrix.slots:
             slot.writable = max(slot.writable, stage + 1)
-        self._means.setdefault(stage, []).append((matrix, out))
+        self._means[stage].append((matrix, out))
 
     def gradient(self, row: Row, job: Any) -> None:
         """Write down that ``row`` holds a point now and shall hold the gradient there."""
@@ -193,10 +191,10 @@ class Tape:
         ready = slot.writable
         if ready < self._first_stage:
             ready = self._first_stage
-        stage = ready // WAVE * WAVE + WAVE - 1
+        stage = ready | WAVE - 1
         slot.readable = slot.writable = stage + 1
         self._num_pending += 1
-        _note(self._gradients, stage, slot, job)
+        self._gradients[stage] += (slot, job)
 
     def update(self, row: Row, gradient: Row, lr: float) -> None:
         """Write down one optimizer step on ``row`` with ``gradient``."""
@@ -211,7 +209,7 @@ class Tape:
         if g.writable <= stage:
             g.writable = stage + 1
         self._num_pending += 1
-        _note(self._updates, stage, x, lr)
+        self._updates[stage] += (x, lr)
 
     def flush(self) -> None:
         """Execute everything written down."""
@@ -226,23 +224,14 @@ class Tape:
         shelves = [shelf for shelf in self._shelves.values() if shelf.programs]
         runs = self.executor.load([(program, shelf.width) for shelf in shelves for program in shelf.programs.values()])
         stages = list(zip((stage for shelf in shelves for stage in shelf.programs), runs, strict=True))
-        stages += [(stage, partial(self.run_gradients, batch)) for stage, batch in self._gradients.items()]
-        stages += [(stage, partial(self.run_updates, batch)) for stage, batch in self._updates.items()]
+        stages += [(stage, partial(self.run_gradients, Batch(rows))) for stage, rows in self._gradients.items()]
+        stages += [(stage, partial(self.run_updates, Batch(rows))) for stage, rows in self._updates.items()]
         stages += [(stage, partial(_run_means, means)) for stage, means in self._means.items()]
-        for shelf in shelves:
-            shelf.programs.clear()
-        self._gradients, self._updates, self._means = {}, {}, {}
+        for pending in (*(shelf.programs for shelf in shelves), self._gradients, self._updates, self._means):
+            pending.clear()
         self._num_pending = 0
-        self._first_stage = max(stage for stage, _ in stages) // WAVE * WAVE + WAVE
+        self._first_stage = (max(stage for stage, _ in stages) | WAVE - 1) + 1
         return stages
-
-
-def _note(batches: dict[int, Batch], stage: int, slot: Slot, job: Any) -> None:
-    batch = batches.get(stage)
-    if batch is None:
-        batch = batches[stage] = Batch(slot.matrix)
-    batch.rows.append(slot.index)
-    batch.jobs.append(job)
 
 
 def _combine_now(sums: Sequence[Sum]) -> None:

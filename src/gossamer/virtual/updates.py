@@ -193,7 +193,6 @@ def _pieces(batch: Batch) -> Iterable[tuple[_Rows, list[float]]]:
     """The rows as one piece, or several where they are long; and their learning rates."""
     data = batch.target.data
     if batch.whole and not batch.target.wide:
-        batch.sort()
         yield _Rows(batch.rows, None, data), batch.jobs
         return
     index = torch.tensor(batch.rows, dtype=torch.long).to(data.device, non_blocking=True)
