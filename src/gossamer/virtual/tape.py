@@ -68,8 +68,8 @@ class Shelf:
 
 
 Pending = list[Any]
-"""Rows that are to be written, each followed by what is to be done: the mini-batch of its gradient, the learning rate of
-its step. Flat, as programs are: through many small objects Python would look for garbage, again and again."""
+"""Rows that are to be written, each followed by what is to be done: the mini-batch of a gradient, the learning rate of
+a step. Flat, as programs are: through many small objects Python would look for garbage, again and again."""
 
 
 class Batch:
