@@ -24,6 +24,7 @@ from gossamer.seeds import stream
 from gossamer.tasks import Batches, Task
 from gossamer.tasks.scores import cross_entropies, cross_entropy
 from gossamer.virtual.blocks import WIDE_BYTES
+from gossamer.virtual.chains import Chain
 from gossamer.virtual.ways import LANES, Autocast, Batched, BatchedGraphs, Single, SingleGraph, StandIns, Way
 
 WAYS = ("auto", "batched", "graph", "loop")
@@ -61,7 +62,7 @@ class Evaluator:
     ) -> None:
         self.task, self.batches, self.seed, self.device = task, batches, seed, device
         self.model = model.to(device).train()
-        self._stand_ins = StandIns(model)
+        self._stand_ins, self._chain = StandIns(model), Chain.of(model)
         self.flat = Flat.of_parameters(model)
         self.buffer_flat = Flat.of_buffers(model)
         self.way = choose_way(model, self.flat.size, device) if way == "auto" else way
@@ -129,13 +130,18 @@ class Evaluator:
         make = partial(Single, self.task, self.model, self.flat, self.buffer_flat, self.device, self.autocast)
         if self.way == "graph":
             return SingleGraph(make)
-        # On a GPU to copy a row takes less time than to launch a copy for each of its parameters.
-        return make(in_place=self.device.type == "cpu" and points[0].nbytes >= WIDE_BYTES)
+        return make(in_place=points[0].nbytes >= WIDE_BYTES)
 
     def _losses(
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor
     ) -> Tensor:
-        outputs = vmap(self._outputs, randomness="different")(parameters, buffers, inputs)
+        if self._chain is None:
+            outputs = vmap(self._outputs, randomness="different")(parameters, buffers, inputs)
+        else:
+            if self.task.prepare is not None:
+                inputs = vmap(self.task.prepare, randomness="different")(inputs)
+            with self.autocast():
+                outputs = self._chain(parameters, inputs).to(self.flat.dtype)
         if self.task.loss is cross_entropy:
             return cross_entropies(outputs, targets)
         return vmap(self.task.loss, randomness="different")(outputs, targets)

@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from gossamer import memory
+from gossamer.flat import ALIGNMENT
 from gossamer.pieces import Sum
 from gossamer.virtual.blocks import WIDE_BYTES
 from gossamer.virtual.programs import ByTorch, Program, executor
@@ -43,8 +44,12 @@ class Matrix:
     """Vectors of one kind, one row per worker."""
 
     def __init__(self, shelf: Shelf, num_rows: int) -> None:
-        tape = shelf.tape
-        self.data = memory.zeros(num_rows * shelf.width, tape.dtype, tape.device).view(num_rows, shelf.width)
+        tape, width = shelf.tape, shelf.width
+        if tape.device.type != "cpu":
+            # So that every row begins where a model can work with it.
+            width += -width % (ALIGNMENT // tape.dtype.itemsize)
+        data = memory.zeros(num_rows * width, tape.dtype, tape.device).view(num_rows, width)
+        self.data = data[:, : shelf.width]
         self.wide = shelf.wide
         self.slots: list[Slot] = [Slot(shelf, self, index) for index in range(num_rows)]
 

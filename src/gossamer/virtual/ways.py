@@ -76,8 +76,8 @@ class Single:
 
     A worker's row is copied into the vector that the parameters of one model are views of; ``backward`` adds to
     gradients that are views of another. For a small model that takes half the time of ``functional_call``. On a GPU
-    the gradients that ``backward`` makes are copied by one launch, where adding would take one for each of them.
-    ``in_place``, for long rows: the row becomes that vector, and takes the gradients that ``backward`` makes.
+    the gradients that ``backward`` makes are copied into the row by one launch, where adding would take one for each of
+    them. ``in_place``, for long rows: they are copied as well, and the row itself becomes the vector of the parameters.
     """
 
     def __init__(
@@ -92,7 +92,10 @@ class Single:
     ) -> None:
         self.task, self.autocast, self.in_place = task, autocast, in_place
         self.point = memory.zeros(flat.size, flat.dtype, device)
-        self.gradient = self.point if in_place else memory.zeros_like(self.point)
+        self.adding = not in_place and device.type == "cpu"
+        """The gradients are views of ``gradient``, for all parameters that are views."""
+        self.gradient = memory.zeros_like(self.point) if self.adding else self.point
+        """Where they go: a vector of its own, or the row."""
         self.buffers = torch.zeros(buffer_flat.size, dtype=buffer_flat.dtype, device=device)
         # A vector of several dtypes is of the widest: what is narrower cannot be a view of it; nor can what would lie
         # where a GPU cannot use it.
@@ -107,8 +110,6 @@ class Single:
         """Parameters that are not views."""
         buffers_viewing, buffers_apart = buffer_flat.split(self.buffers)
         self.buffers_apart = [(part, buffers[part.name]) for part in buffers_apart]
-        self.adding = not in_place and device.type == "cpu"
-        """The gradients are views of ``gradient``, for all parameters that are views."""
         self.fetched = self.apart if self.adding else [*self.viewing, *self.apart]
         """Parameters whose gradients are not views."""
         if self.adding:
@@ -124,20 +125,23 @@ class Single:
     ) -> Tensor:
         losses = []
         for rank, x, y in zip(ranks, inputs, targets, strict=True):
+            row = points[rank]
             self.buffers.copy_(buffers[rank])
             if self.in_place:
-                self._look_at(points[rank])
+                self._look_at(row)
             else:
-                self.point.copy_(points[rank])
+                self.point.copy_(row)
+            if not self.adding:
+                self.gradient = row
             losses.append(self.compute(x, y))
-            if not self.in_place:
-                points[rank].copy_(self.gradient)
+            if self.adding:
+                row.copy_(self.gradient)
             buffers[rank].copy_(self.buffers)
         return torch.stack(losses)
 
     def _look_at(self, row: Tensor) -> None:
-        """Let this be the vector behind the parameters, and their gradients once they are there."""
-        self.point = self.gradient = row
+        """Let this be the vector behind the parameters."""
+        self.point = row
         for part, parameter in self.viewing:
             parameter.data = part.view(row)
 
@@ -245,6 +249,7 @@ class _Lane:
 
     def __init__(self, single: Single, inputs: Tensor, targets: Tensor, stream: torch.cuda.Stream) -> None:
         self.single, self.stream = single, stream
+        single.gradient = torch.zeros_like(single.point)
         self.inputs, self.targets = inputs.clone(), targets.clone()
         self.loss = torch.zeros((), dtype=single.point.dtype, device=inputs.device)
 
