@@ -15,4 +15,4 @@ def table(rows: list[dict[str, Any]]) -> str:
 def shown(value: Any) -> str:
     if not isinstance(value, float):
         return f"{value:,}" if isinstance(value, int) else str(value)
-    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value < 1 else f"{value:.1f}"
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}" if value < 10 else f"{value:.1f}"

@@ -191,7 +191,7 @@ def memory(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Peak memory against the vectors that the workers, their optimizers and the method have (10.4 M parameters)."""
     rows = []
     for method in ("allreduce", "gossip", "a2cid2"):
-        for way in ("loop", "batched"):
+        for way in ("loop", "graph", "batched") if args.device.startswith("cuda") else ("loop", "batched"):
             command = [sys.executable, __file__, "--one-memory", method, way, "--device", args.device]
             command += ["--seed", str(args.seed), "--threads", str(args.threads)]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -206,7 +206,7 @@ def one_memory(method: str, way: str, device: str, seed: int, workers: int = 16)
     run = resolved(workers=workers, method=method, gradients=way, device=device, seed=seed, batch=8, link="100gbit")
     run = dataclasses.replace(run, task=task)
     # What torch and its kernels take, whatever is computed with them.
-    torch.ones(8, 8, device=device, requires_grad=True).matmul(torch.ones(8, 8, device=device)).sum().backward()
+    nn.Linear(8, 8, device=device)(torch.ones(8, 8, device=device)).sum().backward()
     before = peak_bytes(device)
     racer = Racer(run)
     racer.steps(4 * workers)
@@ -214,14 +214,14 @@ def one_memory(method: str, way: str, device: str, seed: int, workers: int = 16)
     vector = racer.cluster.parameters.data[0].nbytes
     # Parameters, gradients and momentum; A²CiD²'s z; snapshots that travel, the mean of an all-reduce.
     vectors = {"allreduce": 3 * workers + 1, "gossip": 4 * workers, "a2cid2": 5 * workers}[method]
-    batch = racer.cluster.evaluator.chunk if way == "batched" else 1
-    accounted = (vectors + min(workers, batch)) * vector
+    batch = min(workers, racer.cluster.evaluator.chunk)
+    accounted = (vectors + batch) * vector
     return {
         "method": method,
         "gradients": way,
         "workers": workers,
         "vectors MB": vectors * vector / 1e6,
-        "one batch of gradients MB": min(workers, batch) * vector / 1e6,
+        "one batch of gradients MB": batch * vector / 1e6,
         "peak MB": peak / 1e6,
         "peak / (vectors + batch)": peak / accounted,
     }

@@ -92,10 +92,8 @@ class Single:
     ) -> None:
         self.task, self.autocast, self.in_place = task, autocast, in_place
         self.point = memory.zeros(flat.size, flat.dtype, device)
-        self.adding = not in_place and device.type == "cpu"
-        """The gradients are views of ``gradient``, for all parameters that are views."""
-        self.gradient = memory.zeros_like(self.point) if self.adding else self.point
-        """Where they go: a vector of its own, or the row."""
+        self.gradient = None if in_place or device.type != "cpu" else memory.zeros_like(self.point)
+        """What gradients are views of and are added to, if they are, for all parameters that are views."""
         self.buffers = torch.zeros(buffer_flat.size, dtype=buffer_flat.dtype, device=device)
         # A vector of several dtypes is of the widest: what is narrower cannot be a view of it; nor can what would lie
         # where a GPU cannot use it.
@@ -110,9 +108,9 @@ class Single:
         """Parameters that are not views."""
         buffers_viewing, buffers_apart = buffer_flat.split(self.buffers)
         self.buffers_apart = [(part, buffers[part.name]) for part in buffers_apart]
-        self.fetched = self.apart if self.adding else [*self.viewing, *self.apart]
+        self.fetched = [*self.viewing, *self.apart] if self.gradient is None else self.apart
         """Parameters whose gradients are not views."""
-        if self.adding:
+        if self.gradient is not None:
             for part, parameter in self.viewing:
                 parameter.grad = part.view(self.gradient)
         for part in buffers_viewing:
@@ -131,11 +129,8 @@ class Single:
                 self._look_at(row)
             else:
                 self.point.copy_(row)
-            if not self.adding:
-                self.gradient = row
             losses.append(self.compute(x, y))
-            if self.adding:
-                row.copy_(self.gradient)
+            self.write(self.take(), row)
             buffers[rank].copy_(self.buffers)
         return torch.stack(losses)
 
@@ -147,8 +142,8 @@ class Single:
 
     @torch.no_grad()
     def compute(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss at ``self.point``, and its gradient into ``self.gradient``."""
-        if self.adding:
+        """The loss at ``self.point``; its gradient is what the parameters have then."""
+        if self.gradient is not None:
             self.gradient.zero_()
         for part, parameter in self.apart:
             parameter.copy_(part.view(self.point))
@@ -162,23 +157,30 @@ class Single:
                 outputs = self.model(data).to(self.point.dtype)
             loss = self.task.loss(outputs, targets)
             loss.backward()
-        self._fetch()
         for part, buffer in self.buffers_apart:
             part.view(self.buffers).copy_(buffer)
         return loss.detach()
 
-    def _fetch(self) -> None:
-        """Take the gradients that are not views."""
-        made: list[tuple[Tensor, Tensor]] = []
-        for part, parameter in self.fetched:
-            own = part.view(self.gradient)
-            if parameter.grad is None:
+    def take(self) -> list[Tensor | None]:
+        """The gradients that are not views, taken from the parameters: ``backward`` makes new ones next time."""
+        made = [parameter.grad for _, parameter in self.fetched]
+        for _, parameter in self.fetched:
+            parameter.grad = None
+        return made
+
+    def write(self, made: list[Tensor | None], row: Tensor) -> None:
+        """Replace ``row`` by the gradient, of which these are the parts that are not views."""
+        if self.gradient is not None:
+            row.copy_(self.gradient)
+        copied: list[tuple[Tensor, Tensor]] = []
+        for (part, _), gradient in zip(self.fetched, made, strict=True):
+            own = part.view(row)
+            if gradient is None:
                 own.zero_()
             else:
-                made.append((own, parameter.grad))
-                parameter.grad = None
-        if made:
-            torch._foreach_copy_([own for own, _ in made], [gradient for _, gradient in made])
+                copied.append((own, gradient))
+        if copied:
+            torch._foreach_copy_([own for own, _ in copied], [gradient for _, gradient in copied])
 
 
 class SingleGraph:
@@ -189,72 +191,66 @@ class SingleGraph:
 
     def __init__(self, make: Callable[[], Single]) -> None:
         self.make = make
-        self.lanes: list[_Lane] = []
-        self.alone: torch.cuda.CUDAGraph | None = None
-        self.together: torch.cuda.CUDAGraph | None = None
+        self.alone: _SideBySide | None = None
+        self.together: _SideBySide | None = None
 
     def __call__(
         self, points: Tensor, buffers: Tensor, ranks: list[int], index: Tensor, inputs: Tensor, targets: Tensor
     ) -> Tensor:
-        if not self.lanes:
-            self._capture(inputs[0], targets[0], points.device)
-        assert self.alone is not None
-        if self.together is not None and len(ranks) == LANES:
-            return self._run(self.together, self.lanes, points, buffers, ranks, inputs, targets)
-        losses = [
-            self._run(self.alone, self.lanes[:1], points, buffers, [rank], x[None], y[None])
+        if self.alone is None or self.together is None:
+            lanes = [_Lane(self.make(), inputs[0], targets[0]) for _ in range(LANES)]
+            self.alone, self.together = _SideBySide(lanes[:1]), _SideBySide(lanes)
+        if len(ranks) == LANES:
+            return self.together(points, buffers, ranks, inputs, targets)
+        each = [
+            self.alone(points, buffers, [rank], x[None], y[None])
             for rank, x, y in zip(ranks, inputs, targets, strict=True)
         ]
-        return torch.cat(losses)
-
-    def _capture(self, inputs: Tensor, targets: Tensor, device: torch.device) -> None:
-        self.lanes = [_Lane(self.make(), inputs, targets, torch.cuda.Stream(device)) for _ in range(LANES)]
-        self.alone, _ = capture(self.lanes[0].compute, device)
-
-        def side_by_side() -> None:
-            origin = torch.cuda.current_stream(device)
-            for lane in self.lanes:
-                lane.stream.wait_stream(origin)
-                with torch.cuda.stream(lane.stream):
-                    lane.compute()
-            for lane in self.lanes:
-                origin.wait_stream(lane.stream)
-
-        self.together, _ = capture(side_by_side, device)
-
-    def _run(
-        self,
-        graph: torch.cuda.CUDAGraph,
-        lanes: list[_Lane],
-        points: Tensor,
-        buffers: Tensor,
-        ranks: list[int],
-        inputs: Tensor,
-        targets: Tensor,
-    ) -> Tensor:
-        for lane, rank, x, y in zip(lanes, ranks, inputs, targets, strict=True):
-            lane.single.point.copy_(points[rank])
-            lane.single.buffers.copy_(buffers[rank])
-            lane.inputs.copy_(x)
-            lane.targets.copy_(y)
-        graph.replay()
-        for lane, rank in zip(lanes, ranks, strict=True):
-            points[rank].copy_(lane.single.gradient)
-            buffers[rank].copy_(lane.single.buffers)
-        return torch.stack([lane.loss for lane in lanes])
+        return torch.cat(each)
 
 
 class _Lane:
     """One of the models side by side, and what is copied into it."""
 
-    def __init__(self, single: Single, inputs: Tensor, targets: Tensor, stream: torch.cuda.Stream) -> None:
-        self.single, self.stream = single, stream
-        single.gradient = torch.zeros_like(single.point)
+    def __init__(self, single: Single, inputs: Tensor, targets: Tensor) -> None:
+        self.single, self.stream = single, torch.cuda.Stream(inputs.device)
         self.inputs, self.targets = inputs.clone(), targets.clone()
         self.loss = torch.zeros((), dtype=single.point.dtype, device=inputs.device)
 
     def compute(self) -> None:
+        self.single.take()
         self.loss.copy_(self.single.compute(self.inputs, self.targets))
+
+
+class _SideBySide:
+    """A captured graph of one or several lanes."""
+
+    def __init__(self, lanes: list[_Lane]) -> None:
+        self.lanes, self.device = lanes, lanes[0].inputs.device
+        self.graph, _ = capture(self._compute, self.device)
+        self.made = [lane.single.take() for lane in lanes]
+        """Where each lane's gradients are after a launch."""
+
+    def _compute(self) -> None:
+        origin = torch.cuda.current_stream(self.device)
+        for lane in self.lanes:
+            lane.stream.wait_stream(origin)
+            with torch.cuda.stream(lane.stream):
+                lane.compute()
+        for lane in self.lanes:
+            origin.wait_stream(lane.stream)
+
+    def __call__(self, points: Tensor, buffers: Tensor, ranks: list[int], inputs: Tensor, targets: Tensor) -> Tensor:
+        for lane, rank, x, y in zip(self.lanes, ranks, inputs, targets, strict=True):
+            lane.single.point.copy_(points[rank])
+            lane.single.buffers.copy_(buffers[rank])
+            lane.inputs.copy_(x)
+            lane.targets.copy_(y)
+        self.graph.replay()
+        for lane, made, rank in zip(self.lanes, self.made, ranks, strict=True):
+            lane.single.write(made, points[rank])
+            buffers[rank].copy_(lane.single.buffers)
+        return torch.stack([lane.loss for lane in self.lanes])
 
 
 class Batched:
