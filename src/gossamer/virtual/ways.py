@@ -217,9 +217,18 @@ class _Lane:
         self.inputs, self.targets = inputs.clone(), targets.clone()
         self.loss = torch.zeros((), dtype=single.point.dtype, device=inputs.device)
 
-    def compute(self) -> None:
-        self.single.take()
+    def compute(self) -> list[Tensor | None]:
+        """The gradients, in the layout of a row, so that a graph's are copied into one by one launch."""
         self.loss.copy_(self.single.compute(self.inputs, self.targets))
+        parts = (part for part, _ in self.single.fetched)
+        return [
+            gradient
+            if gradient is None or gradient.stride() == part.strides
+            else torch.empty_strided(part.shape, part.strides, dtype=gradient.dtype, device=gradient.device).copy_(
+                gradient
+            )
+            for part, gradient in zip(parts, self.single.take(), strict=True)
+        ]
 
 
 class _SideBySide:
@@ -227,18 +236,18 @@ class _SideBySide:
 
     def __init__(self, lanes: list[_Lane]) -> None:
         self.lanes, self.device = lanes, lanes[0].inputs.device
-        self.graph, _ = capture(self._compute, self.device)
-        self.made = [lane.single.take() for lane in lanes]
-        """Where each lane's gradients are after a launch."""
+        self.graph, self.made = capture(self._compute, self.device)
 
-    def _compute(self) -> None:
-        origin = torch.cuda.current_stream(self.device)
+    def _compute(self) -> list[list[Tensor | None]]:
+        """The gradients of each lane: in a captured graph, where they are after every launch."""
+        origin, made = torch.cuda.current_stream(self.device), []
         for lane in self.lanes:
             lane.stream.wait_stream(origin)
             with torch.cuda.stream(lane.stream):
-                lane.compute()
+                made.append(lane.compute())
         for lane in self.lanes:
             origin.wait_stream(lane.stream)
+        return made
 
     def __call__(self, points: Tensor, buffers: Tensor, ranks: list[int], inputs: Tensor, targets: Tensor) -> Tensor:
         for lane, rank, x, y in zip(self.lanes, ranks, inputs, targets, strict=True):
@@ -350,7 +359,7 @@ def fastest_convolutions() -> Iterator[None]:
 
 
 def capture(compute: Callable[[], T], device: torch.device, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, T]:
-    """``compute`` as a CUDA graph, and the tensor that will hold what it returns, if it does."""
+    """``compute`` as a CUDA graph, and what it returns: tensors that hold it after every launch."""
     side = torch.cuda.Stream(device)
     side.wait_stream(torch.cuda.current_stream(device))
     with torch.cuda.stream(side):
