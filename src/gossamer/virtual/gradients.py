@@ -105,10 +105,7 @@ class Evaluator:
         return self.flat.pack(dict(self.model.named_parameters()), out)
 
     def gradients(self, points: Tensor, ranks: list[int], steps: list[int]) -> Tensor:
-        """Replace rows ``ranks`` of ``points`` by the gradients there, for mini-batch ``steps``; returns the losses.
-
-        If these are all rows, they are in order.
-        """
+        """Replace rows ``ranks`` of ``points`` by the gradients there, for mini-batch ``steps``; returns the losses."""
         if self._compute is None:
             self._compute = self._make_way(points)
         # Not blocking: the CPU goes on while the GPU is busy. The copy has left the array when the call returns.

@@ -36,7 +36,7 @@ class Way(Protocol):
     def __call__(
         self, points: Tensor, buffers: Tensor, ranks: list[int], index: Tensor, inputs: Tensor, targets: Tensor
     ) -> Tensor:
-        """Gradients at the rows ``ranks`` (``index``: the same on the device; in order, if they are all rows)."""
+        """Gradients at the rows ``ranks`` (``index``: the same on the device)."""
 
 
 class StandIns:
@@ -271,8 +271,9 @@ class Batched:
     def __call__(
         self, points: Tensor, buffers: Tensor, ranks: list[int], index: Tensor, inputs: Tensor, targets: Tensor
     ) -> Tensor:
-        if len(ranks) == len(points):
-            return self.compute(points, buffers, inputs, targets)
+        first, end = ranks[0], ranks[0] + len(ranks)
+        if ranks == list(range(first, end)):
+            return self.compute(points[first:end], buffers[first:end], inputs, targets)
         some, own = points.index_select(0, index), buffers.index_select(0, index)
         losses = self.compute(some, own, inputs, targets)
         scatter(points, index, some)
