@@ -14,6 +14,7 @@ CHAINS = {
     "positions": lambda: nn.Sequential(nn.Linear(3, 6), nn.SiLU(), nn.Linear(6, 2)),
     "in place": lambda: nn.Sequential(nn.Flatten(1, -1), nn.Linear(12, 4), nn.ReLU(inplace=True), nn.Linear(4, 4)),
     "one layer": lambda: nn.Linear(3, 2),
+    "one vector": lambda: nn.Sequential(nn.Flatten(0), nn.Linear(72, 4), nn.ELU(), nn.Linear(4, 2, bias=False)),
     "twice": lambda: nn.Sequential(*[nn.Linear(3, 3)] * 2),
 }
 
@@ -50,6 +51,14 @@ def hooked():
     model = nn.Sequential(nn.Linear(3, 3), nn.ReLU())
     model[0].register_forward_hook(lambda module, inputs, outputs: 2 * outputs)
     return model
+
+
+def test_hooks_of_all_modules_are_called():
+    doubled = torch.nn.modules.module.register_module_forward_hook(lambda module, inputs, outputs: 2 * outputs)
+    try:
+        assert Chain.of(nn.Linear(3, 3)) is None
+    finally:
+        doubled.remove()
 
 
 def replaced():

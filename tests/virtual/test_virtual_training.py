@@ -147,17 +147,33 @@ def odd_task():
     )
 
 
-def computed(task, device, way):
+def computed(task, device, way, precision="float32"):
     """Losses, gradients, buffers and scores of five workers."""
     batches = [Batches(np.arange(8), 4, seed=0, rank=rank) for rank in range(5)]
     torch.manual_seed(0)
-    evaluator = Evaluator(task, task.model(), batches, seed=0, device=device, way=way)
+    evaluator = Evaluator(task, task.model(), batches, seed=0, device=device, way=way, precision=precision)
     rows = torch.zeros(5, evaluator.flat.size, device=device)
     for rank, row in enumerate(rows):
         evaluator.start(row).mul_(1 + 0.1 * rank)
     losses = evaluator.gradients(rows, [0, 1, 2, 3, 4], [0] * 5)
     scores, _ = evaluator.scores(rows, evaluator.buffers)
     return [tensor.cpu() for tensor in (losses, rows, evaluator.buffers, scores)]
+
+
+@pytest.mark.parametrize(("precision", "rounding"), [("float32", 1e-6), ("bfloat16", 1e-3)])
+def test_a_chain_of_layers_batched_and_one_by_one(precision, rounding):
+    torch.manual_seed(0)
+    task = Task(
+        name="chain",
+        model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 9), nn.ReLU(inplace=True), nn.Linear(9, 3)),
+        train=(torch.randint(0, 256, (8, 3, 4), dtype=torch.uint8), torch.randint(0, 3, (8,))),
+        test=(torch.randint(0, 256, (4, 3, 4), dtype=torch.uint8), torch.randint(0, 3, (4,))),
+        loss=nn.functional.cross_entropy,
+        prepare=lambda images: images.float() / 255,
+    )
+    expected = computed(task, torch.device("cpu"), "loop", precision)
+    for here, there in zip(computed(task, torch.device("cpu"), "batched", precision), expected, strict=True):
+        torch.testing.assert_close(here, there, rtol=rounding, atol=rounding)
 
 
 def test_parameters_that_cannot_be_views_of_the_vector(monkeypatch):

@@ -74,7 +74,7 @@ class A2CiD2(Method):
             z.mul_(1.0 - 2.0 * c)
 
     def flow(self, worker: Worker) -> float:
-        """The share of ``z`` that flows into ``x`` when the worker is advanced to now, as it is from here on."""
+        """The share of ``z`` that flows into ``x`` up to now, to which the worker counts as advanced from here on."""
         now, scalars = worker.time, worker.scalars
         c = drift(self.eta, now - scalars.get("advanced_to", now))
         scalars["advanced_to"] = now

@@ -166,7 +166,7 @@ class Driver:
         try:
             while True:
                 with self.lock, self.staging.beside_training(), merging.of(answer):
-                    effect = asking.send(answer)
+                    effect, answer = asking.send(answer), None
                 merging.asked(effect)
                 try:
                     answer = self.answer(effect, BACKGROUND)

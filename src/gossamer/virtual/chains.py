@@ -1,7 +1,7 @@
 """Models that are a chain of linear layers and of functions of single numbers, many at once.
 
-``vmap`` takes any model, but a linear layer becomes half a dozen operations there, each by a detour: for the few rows
-that depend on nothing still to be computed, that is most of the time. In a chain it is one operation for all workers.
+``vmap`` takes any model, but a linear layer becomes half a dozen operations there, each by a detour: for a few small
+models that is most of the time. In a chain it is one operation for all of them.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.module import _has_any_global_hook
 
 Layer = Callable[[dict[str, Tensor], Tensor], Tensor]
 """``layer(parameters by name, inputs)``, of several workers along the first dimension."""
@@ -30,7 +31,9 @@ class Chain:
 
     @classmethod
     def of(cls, model: nn.Module) -> Chain | None:
-        """None if the model is something else."""
+        """None if the model is something else, or somebody wants to know of its calls."""
+        if _has_any_global_hook():
+            return None
         names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
         try:
             return cls(list(_layers(model, names)))
@@ -67,12 +70,14 @@ def _layers(module: nn.Module, names: dict[int, str]) -> Iterator[Layer]:
 
 def _linear(weight: str, bias: str | None = None) -> Layer:
     def layer(parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        samples, transposed = inputs.flatten(1, -2), parameters[weight].mT
+        # One vector per worker, many, or many in several dimensions.
+        vectors = inputs[:, None] if inputs.dim() == 2 else inputs.flatten(1, -2)
+        transposed = parameters[weight].mT
         if bias is None:
-            outputs = torch.bmm(samples, transposed)
+            outputs = torch.bmm(vectors, transposed)
         else:
-            outputs = torch.baddbmm(parameters[bias][:, None], samples, transposed)
-        return outputs if inputs.dim() == 3 else outputs.unflatten(1, inputs.shape[1:-1])
+            outputs = torch.baddbmm(parameters[bias][:, None], vectors, transposed)
+        return outputs if inputs.dim() == 3 else outputs.view(*inputs.shape[:-1], -1)
 
     return layer
 

@@ -2,7 +2,7 @@
 
 Three ways to do it (``ways``), with the same result up to rounding:
 
-``batched``   one ``vmap`` over workers, on CUDA as a captured graph: the fastest for small models, on CPU and GPU;
+``batched``   one pass for all (``vmap``, or a chain of layers), on CUDA by a captured graph: for small models;
 ``graph``     on CUDA, a captured graph of a few models side by side, into whose parameters workers' rows are copied:
               for models that do not batch well but whose launches cost more than their arithmetic (ResNet-18);
 ``loop``      one worker after the other, plainly: for large models on CPU, and for models that the others cannot take.
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from gossamer.errors import InputError
-from gossamer.flat import Flat
+from gossamer.flat import Flat, usable
 from gossamer.seeds import stream
 from gossamer.tasks import Batches, Task
 from gossamer.tasks.scores import cross_entropies, cross_entropy
@@ -127,7 +127,7 @@ class Evaluator:
         make = partial(Single, self.task, self.model, self.flat, self.buffer_flat, self.device, self.autocast)
         if self.way == "graph":
             return SingleGraph(make)
-        return make(in_place=points[0].nbytes >= WIDE_BYTES)
+        return make(in_place=points[0].nbytes >= WIDE_BYTES and all(map(usable, points)))
 
     def _losses(
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor

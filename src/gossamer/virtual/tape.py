@@ -21,6 +21,7 @@ from operator import itemgetter
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gossamer import memory
 from gossamer.flat import ALIGNMENT
@@ -45,11 +46,11 @@ class Matrix:
 
     def __init__(self, shelf: Shelf, num_rows: int) -> None:
         tape, width = shelf.tape, shelf.width
-        if tape.device.type != "cpu":
-            # So that every row begins where a model can work with it.
+        if shelf.wide and tape.device.type != "cpu":
+            # So that each of them begins where a model can work with it.
             width += -width % (ALIGNMENT // tape.dtype.itemsize)
         data = memory.zeros(num_rows * width, tape.dtype, tape.device).view(num_rows, width)
-        self.data = data[:, : shelf.width]
+        self.data: Tensor = data[:, : shelf.width]
         self.wide = shelf.wide
         self.slots: list[Slot] = [Slot(shelf, self, index) for index in range(num_rows)]
 
@@ -73,7 +74,7 @@ class Shelf:
 
 
 Pending = list[Any]
-"""Rows that are to be written, each followed by what is to be done: the mini-batch of a gradient, the learning rate of
+"""Slots that are to be written, each followed by what is to be done: the mini-batch of a gradient, the learning rate of
 a step. Flat, as programs are: through many small objects Python would look for garbage, again and again."""
 
 
@@ -229,11 +230,11 @@ class Tape:
         shelves = [shelf for shelf in self._shelves.values() if shelf.programs]
         runs = self.executor.load([(program, shelf.width) for shelf in shelves for program in shelf.programs.values()])
         stages = list(zip((stage for shelf in shelves for stage in shelf.programs), runs, strict=True))
-        stages += [(stage, partial(self.run_gradients, Batch(rows))) for stage, rows in self._gradients.items()]
-        stages += [(stage, partial(self.run_updates, Batch(rows))) for stage, rows in self._updates.items()]
+        stages += [(stage, partial(self.run_gradients, Batch(pending))) for stage, pending in self._gradients.items()]
+        stages += [(stage, partial(self.run_updates, Batch(pending))) for stage, pending in self._updates.items()]
         stages += [(stage, partial(_run_means, means)) for stage, means in self._means.items()]
-        for pending in (*(shelf.programs for shelf in shelves), self._gradients, self._updates, self._means):
-            pending.clear()
+        for by_stage in (*(shelf.programs for shelf in shelves), self._gradients, self._updates, self._means):
+            by_stage.clear()
         self._num_pending = 0
         self._first_stage = (max(stage for stage, _ in stages) | WAVE - 1) + 1
         return stages

@@ -24,7 +24,7 @@ LANES = 4
 
 T = TypeVar("T")
 
-Losses = Callable[[dict[str, Tensor], dict[str, Tensor], Tensor, Tensor], Tensor]
+LossesAt = Callable[[dict[str, Tensor], dict[str, Tensor], Tensor, Tensor], Tensor]
 """``losses(parameters by name, buffers by name, inputs, targets)``, of several workers along the first dimension."""
 
 
@@ -93,7 +93,7 @@ class Single:
         self.task, self.autocast, self.in_place = task, autocast, in_place
         self.point = memory.zeros(flat.size, flat.dtype, device)
         self.gradient = None if in_place or device.type != "cpu" else memory.zeros_like(self.point)
-        """What gradients are views of and are added to, if they are, for all parameters that are views."""
+        """On a CPU, for short rows: the vector that gradients of ``viewing`` are views of, and are added to."""
         self.buffers = torch.zeros(buffer_flat.size, dtype=buffer_flat.dtype, device=device)
         # A vector of several dtypes is of the widest: what is narrower cannot be a view of it; nor can what would lie
         # where a GPU cannot use it.
@@ -265,7 +265,7 @@ class _SideBySide:
 class Batched:
     """Many workers by one pass over their rows."""
 
-    def __init__(self, losses: Losses, flat: Flat, buffer_flat: Flat) -> None:
+    def __init__(self, losses: LossesAt, flat: Flat, buffer_flat: Flat) -> None:
         self.losses, self.flat, self.buffer_flat = losses, flat, buffer_flat
 
     def __call__(
