@@ -15,8 +15,8 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.process.gloo import Trade
-from gossamer.process.groups import Membership
 from gossamer.process.join import join
+from gossamer.process.membership import Membership
 
 
 def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Connection) -> None:

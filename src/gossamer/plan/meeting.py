@@ -20,7 +20,7 @@ from torch import Tensor
 from gossamer.errors import InputError
 from gossamer.process import gloo
 from gossamer.process.beats import DEAD_S, Beats
-from gossamer.process.groups import STUCK_S
+from gossamer.process.membership import STUCK_S
 from gossamer.process.place import Place, own_host
 
 POLL_S = 0.01

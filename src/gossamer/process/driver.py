@@ -17,7 +17,8 @@ from gossamer.methods import Method
 from gossamer.process.aside import Aside
 from gossamer.process.diary import Diary
 from gossamer.process.exchanges import Exchanges
-from gossamer.process.groups import BACKGROUND, COURIER, FOREGROUND, Aborted, Groups, Membership, Stopped, Void
+from gossamer.process.groups import Groups
+from gossamer.process.membership import BACKGROUND, COURIER, FOREGROUND, Aborted, Membership, Stopped, Void
 from gossamer.process.metrics import Metrics
 from gossamer.process.priority import GivingWay
 from gossamer.process.staging import Staging

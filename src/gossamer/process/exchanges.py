@@ -13,8 +13,8 @@ from gossamer.pieces import PIECE, distance
 from gossamer.process.deadline import Deadline
 from gossamer.process.diary import Diary
 from gossamer.process.edge import Edge, Lost
-from gossamer.process.groups import STUCK_S, Stopped
 from gossamer.process.meeting_point import MeetingPoint
+from gossamer.process.membership import STUCK_S, Stopped
 from gossamer.process.metrics import Metrics
 from gossamer.process.neighbourhood import Neighbourhood
 from gossamer.process.pairing import Agreement, Pairing

@@ -14,7 +14,7 @@ from gossamer.effects import Gather, Mean, Ticket
 from gossamer.errors import InputError
 from gossamer.methods import Method
 from gossamer.process.binding import Binding
-from gossamer.process.groups import FOREGROUND, Aborted
+from gossamer.process.membership import FOREGROUND, Aborted
 from gossamer.process.worker import ProcessWorker
 
 

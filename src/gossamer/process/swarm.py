@@ -23,7 +23,8 @@ from gossamer.process.binding import Binding
 from gossamer.process.diary import Diary
 from gossamer.process.driver import Driver
 from gossamer.process.exchanges import Exchanges, absurd
-from gossamer.process.groups import BACKGROUND, FOREGROUND, Groups, Stopped, Void
+from gossamer.process.groups import Groups
+from gossamer.process.membership import BACKGROUND, FOREGROUND, Stopped, Void
 from gossamer.process.metrics import Metrics
 from gossamer.process.place import Place, own_host
 from gossamer.process.staging import Staging
