@@ -48,21 +48,20 @@ class Chain:
 
 def _layers(module: nn.Module, names: dict[int, str]) -> Iterator[Layer]:
     """The layers in the order in which they are called; ``names`` has the parameters that workers have of their own."""
-    kind = type(module)
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     if any(hooks) or "forward" in vars(module):
         raise Unlike
-    if isinstance(module, nn.Sequential) and kind is nn.Sequential:
+    if type(module) is nn.Sequential:
         for inner in module:
             yield from _layers(inner, names)
-    elif isinstance(module, nn.Linear) and kind is nn.Linear:
+    elif type(module) is nn.Linear:
         tensors = [module.weight] if module.bias is None else [module.weight, module.bias]
         if not all(id(tensor) in names for tensor in tensors):
             raise Unlike
         yield _linear(*(names[id(tensor)] for tensor in tensors))
-    elif isinstance(module, nn.Flatten) and kind is nn.Flatten:
+    elif type(module) is nn.Flatten:
         yield _flatten(module.start_dim, module.end_dim)
-    elif kind in BY_NUMBER:
+    elif type(module) in BY_NUMBER:
         yield lambda parameters, inputs: module(inputs)
     else:
         raise Unlike

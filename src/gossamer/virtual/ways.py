@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer import memory
-from gossamer.flat import Flat
+from gossamer.flat import Flat, Part
 from gossamer.tasks import Task
 from gossamer.virtual.blocks import scatter
 
@@ -222,13 +222,15 @@ class _Lane:
         self.loss.copy_(self.single.compute(self.inputs, self.targets))
         parts = (part for part, _ in self.single.fetched)
         return [
-            gradient
-            if gradient is None or gradient.stride() == part.strides
-            else torch.empty_strided(part.shape, part.strides, dtype=gradient.dtype, device=gradient.device).copy_(
-                gradient
-            )
+            None if gradient is None else _laid_out(gradient, part)
             for part, gradient in zip(parts, self.single.take(), strict=True)
         ]
+
+
+def _laid_out(gradient: Tensor, part: Part) -> Tensor:
+    if gradient.stride() == part.strides:
+        return gradient
+    return torch.empty_strided(part.shape, part.strides, dtype=gradient.dtype, device=gradient.device).copy_(gradient)
 
 
 class _SideBySide:
