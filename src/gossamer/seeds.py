@@ -22,7 +22,7 @@ def in_blocks(draw: Callable[[int], list[float]]) -> Iterator[float]:
 
     A random stream gives the same numbers either way, as long as nothing else is drawn from it.
     """
-    return chain.from_iterable(draw(32) for _ in repeat(None))
+    return chain.from_iterable(map(draw, repeat(32)))
 
 
 def exponentials(rng: np.random.Generator) -> Iterator[float]:

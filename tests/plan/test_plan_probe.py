@@ -13,9 +13,10 @@ import pytest
 
 from gossamer.errors import InputError
 from gossamer.plan import clusterfile
+from gossamer.plan.findings import compute_of, correlation
 from gossamer.plan.machines import Shape
 from gossamer.plan.meeting import _nodes
-from gossamer.plan.probe import compute_of, correlation, message_sizes
+from gossamer.plan.probe import message_sizes
 from gossamer.plan.recommend import Job, make_plan
 from gossamer.process.place import free_port
 

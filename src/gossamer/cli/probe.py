@@ -13,9 +13,10 @@ from gossamer.cli.options import add_run_options, given
 from gossamer.cli.output import counted, print_json, print_note, print_table, size
 from gossamer.errors import InputError
 from gossamer.plan import clusterfile, local
+from gossamer.plan.findings import Findings
 from gossamer.plan.machines import Machines
 from gossamer.plan.meeting import LostWorker, Meeting
-from gossamer.plan.probe import Findings, probe
+from gossamer.plan.probe import probe
 from gossamer.plan.recommend import milliseconds
 from gossamer.process.place import Place, started_place
 from gossamer.seeds import stream

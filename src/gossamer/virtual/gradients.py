@@ -132,16 +132,19 @@ class Evaluator:
     def _losses(
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor
     ) -> Tensor:
-        if self._chain is None:
-            outputs = vmap(self._outputs, randomness="different")(parameters, buffers, inputs)
-        else:
-            if self.task.prepare is not None:
-                inputs = vmap(self.task.prepare, randomness="different")(inputs)
-            with self.autocast():
-                outputs = self._chain(parameters, inputs).to(self.flat.dtype)
+        outputs = self._outputs_of_many(parameters, buffers, inputs)
         if self.task.loss is cross_entropy:
             return cross_entropies(outputs, targets)
         return vmap(self.task.loss, randomness="different")(outputs, targets)
+
+    def _outputs_of_many(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor) -> Tensor:
+        if self._chain is None:
+            outputs: Tensor = vmap(self._outputs, randomness="different")(parameters, buffers, inputs)
+            return outputs
+        if self.task.prepare is not None:
+            inputs = vmap(self.task.prepare, randomness="different")(inputs)
+        with self.autocast():
+            return self._chain(parameters, inputs).to(self.flat.dtype)
 
     def _outputs(self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor) -> Tensor:
         if self.task.prepare is not None:

@@ -92,7 +92,7 @@ class Network:
         """All that use the cards of this flow, in a fixed order."""
         for card in flow.cards:
             if self.users[card]:
-                return dict.fromkeys(itertools.chain.from_iterable(self.users[card] for card in flow.cards))
+                return dict.fromkeys(itertools.chain.from_iterable(self.users[each] for each in flow.cards))
         return ()
 
     def _pace(self, now: float, flows: Iterable[Flow]) -> None:
