@@ -14,11 +14,13 @@ from torch.func import functional_call
 from gossamer import optim
 from gossamer.config import make_schedule, resolve
 from gossamer.errors import InputError
+from gossamer.flat import Flat
 from gossamer.tasks import Batches, Task
+from gossamer.tasks.cifar10 import normalise, resnet18
 from gossamer.virtual.blocks import WIDE_BYTES
 from gossamer.virtual.gradients import Evaluator
 from gossamer.virtual.simulation import make_cluster, simulate
-from gossamer.virtual.ways import StandIns
+from gossamer.virtual.ways import Single, StandIns
 from plain_training import (
     batches_of,
     cluster_of,
@@ -152,9 +154,8 @@ def computed(task, device, way, precision="float32"):
     batches = [Batches(np.arange(8), 4, seed=0, rank=rank) for rank in range(5)]
     torch.manual_seed(0)
     evaluator = Evaluator(task, task.model(), batches, seed=0, device=device, way=way, precision=precision)
-    rows = torch.zeros(5, evaluator.flat.size, device=device)
-    for rank, row in enumerate(rows):
-        evaluator.start(row).mul_(1 + 0.1 * rank)
+    start = evaluator.take_start(torch.zeros(evaluator.flat.size, device=device))
+    rows = torch.stack([start * (1 + 0.1 * rank) for rank in range(5)])
     losses = evaluator.gradients(rows, [0, 1, 2, 3, 4], [0] * 5)
     scores, _ = evaluator.scores(rows, evaluator.buffers)
     return [tensor.cpu() for tensor in (losses, rows, evaluator.buffers, scores)]
@@ -202,6 +203,84 @@ def test_batch_norm_behind_a_parameter_of_odd_length_on_a_gpu(way, monkeypatch):
     expected = computed(task, torch.device("cpu"), "loop")
     for here, there in zip(computed(task, torch.device("cuda"), way), expected, strict=True):
         torch.testing.assert_close(here, there, rtol=1e-2, atol=1e-3, check_dtype=False)
+
+
+class Branches(nn.Module):
+    """With a tied weight, a parameter that nothing uses, and, if ``again``, a weight that backward needs twice."""
+
+    def __init__(self, again=False):
+        super().__init__()
+        self.one, self.other, self.unused = nn.Linear(6, 6), nn.Linear(6, 6), nn.Parameter(torch.ones(3))
+        self.last, self.again = nn.Linear(6, 3), again
+        self.other.weight = self.one.weight
+
+    def forward(self, x):
+        hidden = torch.tanh(self.other(torch.tanh(self.one(x))))
+        if self.again:
+            # The gradient of the last layer is there before that of this.
+            hidden = torch.tanh(hidden @ self.last.weight.detach().T @ self.last.weight.detach())
+        return self.last(hidden)
+
+
+def branches_task(again=False):
+    torch.manual_seed(0)
+    return Task(
+        name="branches",
+        model=lambda: Branches(again),
+        train=(torch.randn(8, 6), torch.randint(0, 3, (8,))),
+        test=(torch.randn(4, 6), torch.randint(0, 3, (4,))),
+        loss=nn.functional.cross_entropy,
+    )
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_gradients_replace_the_parameters_that_they_are_of_as_they_come(again):
+    task, cpu = branches_task(again), torch.device("cpu")
+    model = task.model()
+    flat_layout, no_buffers = Flat.of_parameters(model), Flat.of_buffers(model)
+    single = Single(task, model, flat_layout, no_buffers, cpu, in_place=True)
+    start = flat_layout.pack(dict(model.named_parameters()), torch.empty(flat_layout.size))
+    single.point.copy_(start)
+    task.loss(model(task.train[0]), task.train[1]).backward()
+    for _, parameter in single.fetched:
+        parameter.register_post_accumulate_grad_hook(lambda _: single.write_early())
+    if again:
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            single.compute(*task.train)
+        return
+    single.compute(*task.train)
+    single.write(single.point)
+    expected = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
+    torch.testing.assert_close(single.point, flat_layout.pack(expected, torch.empty_like(start)))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("held", [0, 1 << 30])
+def test_a_captured_graph_of_several_workers_on_a_gpu(again, held, monkeypatch):
+    monkeypatch.setattr("gossamer.virtual.graphs.HELD_BYTES", held)
+    task = branches_task(again)
+    expected = computed(task, torch.device("cpu"), "loop")
+    for here, there in zip(computed(task, torch.device("cuda"), "graph"), expected, strict=True):
+        torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-5, check_dtype=False)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_resnet_by_a_captured_graph_and_one_by_one_on_a_gpu(monkeypatch):
+    """The graph has kernels of its own for batch norm."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.manual_seed(0)
+    task = Task(
+        name="images",
+        model=resnet18,
+        train=(torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8), torch.randint(0, 10, (8,))),
+        test=(torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8), torch.randint(0, 10, (4,))),
+        loss=nn.functional.cross_entropy,
+        prepare=normalise,
+    )
+    gpu = torch.device("cuda")
+    for here, there in zip(computed(task, gpu, "graph"), computed(task, gpu, "loop"), strict=True):
+        assert float((here - there).norm()) <= 2e-3 * float(there.norm())
 
 
 def test_each_worker_is_scored_with_its_own_model():

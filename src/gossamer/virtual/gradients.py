@@ -1,6 +1,6 @@
 """Losses, gradients and scores of many workers' models at once.
 
-Three ways to do it (``ways``), with the same result up to rounding:
+Three ways to do it (``ways``, ``graphs``), with the same result up to rounding:
 
 ``batched``   one pass for all (``vmap``, or a chain of layers), on CUDA by a captured graph: for small models;
 ``graph``     on CUDA, a captured graph of a few models side by side, into whose parameters workers' rows are copied:
@@ -10,6 +10,7 @@ Three ways to do it (``ways``), with the same result up to rounding:
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from functools import partial
 
@@ -25,7 +26,8 @@ from gossamer.tasks import Batches, Task
 from gossamer.tasks.scores import cross_entropies, cross_entropy
 from gossamer.virtual.blocks import WIDE_BYTES
 from gossamer.virtual.chains import Chain
-from gossamer.virtual.ways import LANES, Autocast, Batched, BatchedGraphs, Single, SingleGraph, StandIns, Way
+from gossamer.virtual.graphs import LANES, BatchedGraphs, SingleGraph
+from gossamer.virtual.ways import Autocast, Batched, Single, StandIns, Way
 
 WAYS = ("auto", "batched", "graph", "loop")
 PRECISIONS = ("float32", "bfloat16")
@@ -46,6 +48,16 @@ def choose_way(model: nn.Module, num_parameters: int, device: torch.device) -> s
     return "graph" if device.type == "cuda" else "loop"
 
 
+def without_parameters(model: nn.Module, device: torch.device) -> nn.Module:
+    """A copy on ``device`` with parameters that have a shape but no memory."""
+    hollow = {
+        id(parameter): nn.Parameter(torch.zeros((), dtype=parameter.dtype, device=device).expand(parameter.shape))
+        for parameter in model.parameters()
+        if parameter.requires_grad
+    }
+    return copy.deepcopy(model, hollow).to(device)
+
+
 class Evaluator:
     """Evaluates the model of a task at rows of parameters, each with its worker's data and buffers."""
 
@@ -61,10 +73,12 @@ class Evaluator:
         precision: str = "float32",
     ) -> None:
         self.task, self.batches, self.seed, self.device = task, batches, seed, device
-        self.model = model.to(device).train()
-        self._stand_ins, self._chain = StandIns(model), Chain.of(model)
         self.flat = Flat.of_parameters(model)
         self.buffer_flat = Flat.of_buffers(model)
+        self._first: nn.Module | None = model
+        """Has the parameters that training starts from; not kept for longer."""
+        self.model = without_parameters(model, device).train()
+        self._stand_ins, self._chain = StandIns(self.model), Chain.of(self.model)
         self.way = choose_way(model, self.flat.size, device) if way == "auto" else way
         narrow = precision == "bfloat16"
         if narrow and self.way == "batched" and self.buffer_flat.size:
@@ -82,7 +96,7 @@ class Evaluator:
             raise InputError("--gradients graph needs a CUDA device: take batched or loop, or --device cuda")
         self.train = tuple(part.to(device) for part in task.train)
         self.test = tuple(part.to(device) for part in task.test)
-        named = dict(model.named_buffers())
+        named = dict(self.model.named_buffers())
         start = self.buffer_flat.pack(
             named, torch.empty(self.buffer_flat.size, dtype=self.buffer_flat.dtype, device=device)
         )
@@ -100,9 +114,17 @@ class Evaluator:
         row = self.flat.size * torch.finfo(self.flat.dtype).bits // 8
         return max(1, CHUNK_BYTES // (3 * row + sample))
 
-    def start(self, out: Tensor) -> Tensor:
-        """The model's own parameters as one vector."""
-        return self.flat.pack(dict(self.model.named_parameters()), out)
+    def take_start(self, out: Tensor) -> Tensor:
+        """The model's own parameters as one vector, once: they are not kept."""
+        assert self._first is not None
+        self.flat.pack(dict(self._first.named_parameters()), out)
+        self._first = None
+        return out
+
+    def state_dict(self, vector: Tensor) -> dict[str, Tensor]:
+        """The model's, with its parameters from ``vector``."""
+        with self._stand_ins.in_place(self.flat.views(vector)):
+            return self.model.state_dict()
 
     def gradients(self, points: Tensor, ranks: list[int], steps: list[int]) -> Tensor:
         """Replace rows ``ranks`` of ``points`` by the gradients there, for mini-batch ``steps``; returns the losses."""
@@ -122,8 +144,10 @@ class Evaluator:
     def _make_way(self, points: Tensor) -> Way:
         if self.way == "batched":
             batched = Batched(self._losses, self.flat, self.buffer_flat)
-            most = min(self.chunk, len(points))
-            return BatchedGraphs(batched, most) if self.device.type == "cuda" else batched
+            if self.device.type != "cuda" or self.flat.size >= SMALL_MODEL:
+                # A graph needs memory of its own for the points; so large a model is not launched often.
+                return batched
+            return BatchedGraphs(batched, min(self.chunk, len(points)), self.device)
         make = partial(Single, self.task, self.model, self.flat, self.buffer_flat, self.device, self.autocast)
         if self.way == "graph":
             return SingleGraph(make)

@@ -1,4 +1,4 @@
-"""The ways to a gradient: one worker's model after the other, or many at once; launched plainly, or by CUDA graphs.
+"""The ways to a gradient: one worker's model after the other, or many at once; ``graphs`` has the same by CUDA graphs.
 
 All of them replace rows of points by the gradients there, let batch norm write into the rows of buffers, and return
 the losses. They agree up to rounding.
@@ -9,20 +9,15 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from gossamer import memory
-from gossamer.flat import Flat, Part
+from gossamer.flat import Flat
 from gossamer.tasks import Task
 from gossamer.virtual.blocks import scatter
-
-LANES = 4
-"""Workers whose gradients a captured graph computes side by side."""
-
-T = TypeVar("T")
 
 LossesAt = Callable[[dict[str, Tensor], dict[str, Tensor], Tensor, Tensor], Tensor]
 """``losses(parameters by name, buffers by name, inputs, targets)``, of several workers along the first dimension."""
@@ -40,7 +35,7 @@ class Way(Protocol):
 
 
 class StandIns:
-    """Calls a model with other tensors in the place of its parameters and buffers.
+    """Puts other tensors in the place of a model's parameters and buffers.
 
     As ``torch.func.functional_call`` does, which looks for their places anew each time.
     """
@@ -60,12 +55,18 @@ class StandIns:
 
     def __call__(self, named: dict[str, Tensor], inputs: Tensor) -> Any:
         """What the model gives for ``inputs`` with the tensors of these names."""
+        with self.in_place(named):
+            return self.model(inputs)
+
+    @contextlib.contextmanager
+    def in_place(self, named: dict[str, Tensor]) -> Iterator[None]:
+        """Meanwhile the model has the tensors of these names."""
         places = [(members, own, tensor) for name, tensor in named.items() for members, own in self.places[name]]
         before = [members[own] for members, own, _ in places]
         try:
             for members, own, tensor in places:
                 members[own] = tensor
-            return self.model(inputs)
+            yield
         finally:
             for (members, own, _), tensor in zip(places, before, strict=True):
                 members[own] = tensor
@@ -99,17 +100,22 @@ class Single:
         # where a GPU cannot use it.
         viewing, apart = flat.split(self.point)
         named = dict(model.named_parameters())
-        # The copy takes these in the place of the model's own parameters, which are not copied.
-        views = {id(named[part.name]): nn.Parameter(part.view(self.point)) for part in viewing}
-        self.model = copy.deepcopy(model, views).train()
-        parameters, buffers = dict(self.model.named_parameters()), dict(self.model.named_buffers())
-        self.viewing = [(part, parameters[part.name]) for part in viewing]
-        self.apart = [(part, parameters[part.name]) for part in apart]
+        made = {part.name: nn.Parameter(torch.empty(0, dtype=part.dtype, device=device)) for part in flat.parts}
+        # The copy takes these in the place of the model's own parameters.
+        self.model = copy.deepcopy(model, {id(named[name]): parameter for name, parameter in made.items()}).train()
+        self.viewing = [(part, made[part.name]) for part in viewing]
+        self.apart = [(part, made[part.name]) for part in apart]
         """Parameters that are not views."""
+        self._look_at(self.point)
+        for part, parameter in self.apart:
+            parameter.data = torch.empty_strided(part.shape, part.strides, dtype=part.dtype, device=device)
+        buffers = dict(self.model.named_buffers())
         buffers_viewing, buffers_apart = buffer_flat.split(self.buffers)
         self.buffers_apart = [(part, buffers[part.name]) for part in buffers_apart]
         self.fetched = [*self.viewing, *self.apart] if self.gradient is None else self.apart
         """Parameters whose gradients are not views."""
+        self._written: set[str] = set()
+        """Names of parts of the point that have been replaced already."""
         if self.gradient is not None:
             for part, parameter in self.viewing:
                 parameter.grad = part.view(self.gradient)
@@ -130,7 +136,7 @@ class Single:
             else:
                 self.point.copy_(row)
             losses.append(self.compute(x, y))
-            self.write(self.take(), row)
+            self.write(row)
             buffers[rank].copy_(self.buffers)
         return torch.stack(losses)
 
@@ -138,11 +144,13 @@ class Single:
         """Let this be the vector behind the parameters."""
         self.point = row
         for part, parameter in self.viewing:
+            # Not a view for autograd: who writes into one parameter does not write into the others.
             parameter.data = part.view(row)
 
     @torch.no_grad()
     def compute(self, inputs: Tensor, targets: Tensor) -> Tensor:
         """The loss at ``self.point``; its gradient is what the parameters have then."""
+        self._written.clear()
         if self.gradient is not None:
             self.gradient.zero_()
         for part, parameter in self.apart:
@@ -161,107 +169,36 @@ class Single:
             part.view(self.buffers).copy_(buffer)
         return loss.detach()
 
-    def take(self) -> list[Tensor | None]:
-        """The gradients that are not views, taken from the parameters: ``backward`` makes new ones next time."""
-        made = [parameter.grad for _, parameter in self.fetched]
-        for _, parameter in self.fetched:
-            parameter.grad = None
-        return made
-
-    def write(self, made: list[Tensor | None], row: Tensor) -> None:
-        """Replace ``row`` by the gradient, of which these are the parts that are not views."""
+    @torch.no_grad()
+    def write(self, row: Tensor) -> None:
+        """Replace ``row`` by the gradient; the parameters have none then."""
         if self.gradient is not None:
             row.copy_(self.gradient)
-        copied: list[tuple[Tensor, Tensor]] = []
-        for (part, _), gradient in zip(self.fetched, made, strict=True):
-            own = part.view(row)
-            if gradient is None:
-                own.zero_()
-            else:
-                copied.append((own, gradient))
-        if copied:
-            torch._foreach_copy_([own for own, _ in copied], [gradient for _, gradient in copied])
+        for part, parameter in self.fetched:
+            if parameter.grad is None and part.name not in self._written:
+                part.view(row).zero_()
+        _move([(part.view(row), parameter) for part, parameter in self.fetched if parameter.grad is not None])
+
+    @torch.no_grad()
+    def write_early(self) -> None:
+        """Replace the parts of the point whose gradients are there: ``backward`` has no more use for them.
+
+        Should it have one all the same, torch says so, since it is the parameters that are written.
+        """
+        views = [(part, parameter, parameter) for part, parameter in self.viewing]
+        places = [*views, *((part, part.view(self.point), parameter) for part, parameter in self.apart)]
+        ready = [(part, place, parameter) for part, place, parameter in places if parameter.grad is not None]
+        self._written.update(part.name for part, _, _ in ready)
+        _move([(place, parameter) for _, place, parameter in ready])
 
 
-class SingleGraph:
-    """A few workers side by side, each with a model of its own, by one launch of a captured CUDA graph.
-
-    One worker's kernels leave much of a large GPU idle; those of several share it.
-    """
-
-    def __init__(self, make: Callable[[], Single]) -> None:
-        self.make = make
-        self.alone: _SideBySide | None = None
-        self.together: _SideBySide | None = None
-
-    def __call__(
-        self, points: Tensor, buffers: Tensor, ranks: list[int], index: Tensor, inputs: Tensor, targets: Tensor
-    ) -> Tensor:
-        if self.alone is None or self.together is None:
-            lanes = [_Lane(self.make(), inputs[0], targets[0]) for _ in range(LANES)]
-            self.alone, self.together = _SideBySide(lanes[:1]), _SideBySide(lanes)
-        if len(ranks) == LANES:
-            return self.together(points, buffers, ranks, inputs, targets)
-        each = [
-            self.alone(points, buffers, [rank], x[None], y[None])
-            for rank, x, y in zip(ranks, inputs, targets, strict=True)
-        ]
-        return torch.cat(each)
-
-
-class _Lane:
-    """One of the models side by side, and what is copied into it."""
-
-    def __init__(self, single: Single, inputs: Tensor, targets: Tensor) -> None:
-        self.single, self.stream = single, torch.cuda.Stream(inputs.device)
-        self.inputs, self.targets = inputs.clone(), targets.clone()
-        self.loss = torch.zeros((), dtype=single.point.dtype, device=inputs.device)
-
-    def compute(self) -> list[Tensor | None]:
-        """The gradients, in the layout of a row, so that a graph's are copied into one by one launch."""
-        self.loss.copy_(self.single.compute(self.inputs, self.targets))
-        parts = (part for part, _ in self.single.fetched)
-        return [
-            None if gradient is None else _laid_out(gradient, part)
-            for part, gradient in zip(parts, self.single.take(), strict=True)
-        ]
-
-
-def _laid_out(gradient: Tensor, part: Part) -> Tensor:
-    if gradient.stride() == part.strides:
-        return gradient
-    return torch.empty_strided(part.shape, part.strides, dtype=gradient.dtype, device=gradient.device).copy_(gradient)
-
-
-class _SideBySide:
-    """A captured graph of one or several lanes."""
-
-    def __init__(self, lanes: list[_Lane]) -> None:
-        self.lanes, self.device = lanes, lanes[0].inputs.device
-        self.graph, self.made = capture(self._compute, self.device)
-
-    def _compute(self) -> list[list[Tensor | None]]:
-        """The gradients of each lane: in a captured graph, where they are after every launch."""
-        origin, made = torch.cuda.current_stream(self.device), []
-        for lane in self.lanes:
-            lane.stream.wait_stream(origin)
-            with torch.cuda.stream(lane.stream):
-                made.append(lane.compute())
-        for lane in self.lanes:
-            origin.wait_stream(lane.stream)
-        return made
-
-    def __call__(self, points: Tensor, buffers: Tensor, ranks: list[int], inputs: Tensor, targets: Tensor) -> Tensor:
-        for lane, rank, x, y in zip(self.lanes, ranks, inputs, targets, strict=True):
-            lane.single.point.copy_(points[rank])
-            lane.single.buffers.copy_(buffers[rank])
-            lane.inputs.copy_(x)
-            lane.targets.copy_(y)
-        self.graph.replay()
-        for lane, made, rank in zip(self.lanes, self.made, ranks, strict=True):
-            lane.single.write(made, points[rank])
-            buffers[rank].copy_(lane.single.buffers)
-        return torch.stack([lane.loss for lane in self.lanes])
+def _move(places: list[tuple[Tensor, nn.Parameter]]) -> None:
+    """Copy the gradients of parameters to their places, and drop them."""
+    gradients = [parameter.grad for _, parameter in places if parameter.grad is not None]
+    if gradients:
+        torch._foreach_copy_([place for place, _ in places], gradients)
+    for _, parameter in places:
+        parameter.grad = None
 
 
 class Batched:
@@ -301,56 +238,6 @@ class Batched:
         return losses.detach()
 
 
-class BatchedGraphs:
-    """Many workers by one launch of a captured CUDA graph; one graph per size, in powers of two.
-
-    The dozens of small kernels of a batch take the GPU less time than it takes to launch them.
-    """
-
-    def __init__(self, batched: Batched, most: int) -> None:
-        self.batched, self.most = batched, most
-        self.static: tuple[Tensor, ...] = ()
-        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        # They never run at the same time, and what they return is copied at once: they may share their memory.
-        self.pool = torch.cuda.graph_pool_handle()
-        self.possible = True
-
-    def __call__(
-        self, points: Tensor, buffers: Tensor, ranks: list[int], index: Tensor, inputs: Tensor, targets: Tensor
-    ) -> Tensor:
-        count = len(ranks)
-        size = min(self.most, 1 << (count - 1).bit_length())
-        if self.possible and size not in self.graphs:
-            self.possible = self._capture(size, points, buffers, inputs, targets)
-        if not self.possible:
-            return self.batched(points, buffers, ranks, index, inputs, targets)
-        some, own, x, y = (tensor[:count] for tensor in self.static)
-        torch.index_select(points, 0, index, out=some)
-        torch.index_select(buffers, 0, index, out=own)
-        x.copy_(inputs)
-        y.copy_(targets)
-        graph, losses = self.graphs[size]
-        graph.replay()
-        points.index_copy_(0, index, some)
-        buffers.index_copy_(0, index, own)
-        return losses[:count].clone()
-
-    def _capture(self, size: int, points: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor) -> bool:
-        """Capture the graph of this size; False if the model cannot be captured."""
-        if not self.static:
-            shapes = [(self.most, *tensor.shape[1:]) for tensor in (points, buffers, inputs, targets)]
-            self.static = tuple(
-                tensor.new_zeros(shape)
-                for tensor, shape in zip((points, buffers, inputs, targets), shapes, strict=True)
-            )
-        rows = [tensor[:size] for tensor in self.static]
-        try:
-            self.graphs[size] = capture(lambda: self.batched.compute(*rows), points.device, self.pool)
-        except RuntimeError:  # it copies from the CPU, or looks at a number
-            return False
-        return True
-
-
 @contextlib.contextmanager
 def fastest_convolutions() -> Iterator[None]:
     """Let cuDNN time its algorithms once and keep the fastest: a gradient's shapes are always the same."""
@@ -359,17 +246,3 @@ def fastest_convolutions() -> Iterator[None]:
         yield
     finally:
         torch.backends.cudnn.benchmark = before
-
-
-def capture(compute: Callable[[], T], device: torch.device, pool: Any = None) -> tuple[torch.cuda.CUDAGraph, T]:
-    """``compute`` as a CUDA graph, and what it returns: tensors that hold it after every launch."""
-    side = torch.cuda.Stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
-    with torch.cuda.stream(side):
-        for _ in range(3):
-            compute()
-    torch.cuda.current_stream(device).wait_stream(side)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, pool=pool):
-        result = compute()
-    return graph, result

@@ -1,0 +1,118 @@
+"""Batch norm in one with an addition and a ReLU: what torch makes of the three, one after the other."""
+
+import copy
+
+import pytest
+import torch
+from torch import nn
+from torch.nn import functional as F
+
+from gossamer.tasks.norms import BatchNorm2d, fused
+
+on_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
+def images(shape, device, dtype=torch.float32, *, mean=0.0):
+    return (torch.randn(shape, device=device) + mean).to(dtype).contiguous(memory_format=torch.channels_last)
+
+
+def one_after_the_other(norm, x, skip, relu):
+    y = nn.BatchNorm2d.forward(norm, x)
+    y = y if skip is None else y + skip
+    return F.relu(y) if relu else y
+
+
+def outcome(norm, call, x, skip, relu):
+    """Output, gradients and running statistics."""
+    norm = copy.deepcopy(norm)
+    leaves = [tensor.clone().requires_grad_() for tensor in (x, skip) if tensor is not None]
+    out = call(norm, leaves[0], leaves[1] if skip is not None else None, relu)
+    out.backward(torch.linspace(-1, 1, out.numel(), device=out.device).view_as(out).to(out.dtype))
+    gradients = [leaf.grad for leaf in leaves] + [norm.weight.grad, norm.bias.grad]
+    return [out.detach(), *gradients, norm.running_mean, norm.running_var]
+
+
+def in_one(norm, x, skip, relu):
+    with fused():
+        return norm(x, skip, relu=relu)
+
+
+def made(channels, device):
+    torch.manual_seed(0)
+    norm = BatchNorm2d(channels).to(device)
+    nn.init.uniform_(norm.weight, 0.5, 2.0)
+    nn.init.normal_(norm.bias)
+    return norm
+
+
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("skips", [False, True])
+def test_on_a_cpu_it_is_torchs_own(skips, relu):
+    norm = made(6, "cpu")
+    x, skip = images((4, 6, 5, 5), "cpu"), images((4, 6, 5, 5), "cpu") if skips else None
+    expected = outcome(norm, one_after_the_other, x, skip, relu)
+    for here, there in zip(outcome(norm, in_one, x, skip, relu), expected, strict=True):
+        torch.testing.assert_close(here, there, rtol=0, atol=0)
+
+
+@on_gpu
+@pytest.mark.parametrize("shape", [(128, 64, 32, 32), (16, 512, 4, 4), (7, 96, 5, 3), (2, 3, 1, 1), (5, 33, 8, 8)])
+@pytest.mark.parametrize("relu", [False, True])
+@pytest.mark.parametrize("skips", [False, True])
+def test_kernels_agree_with_torch(shape, skips, relu):
+    """Also far from zero, and where blocks are not full."""
+    norm = made(shape[1], "cuda")
+    x, skip = images(shape, "cuda", mean=50.0), images(shape, "cuda") if skips else None
+    double = [None if tensor is None else tensor.double() for tensor in (x, skip)]
+    expected = outcome(copy.deepcopy(norm).double(), one_after_the_other, *double, relu)
+    for here, there in zip(outcome(norm, in_one, x, skip, relu), expected, strict=True):
+        # Where something is zero but for rounding it may or may not pass the ReLU.
+        assert float((here - there).norm()) <= 2e-3 * float(there.norm()) + 1e-3
+
+
+@on_gpu
+def test_kernels_are_used_and_repeat_themselves():
+    norm, x = made(64, "cuda"), images((32, 64, 16, 16), "cuda")
+    with fused():
+        out = norm(x.requires_grad_(), x.detach(), relu=True)
+    assert "Normalised" in type(out.grad_fn).__name__
+    first, second = (outcome(norm, in_one, x.detach(), x.detach(), relu=True) for _ in range(2))
+    for here, there in zip(first, second, strict=True):
+        torch.testing.assert_close(here, there, rtol=0, atol=0)
+
+
+@on_gpu
+def test_kernels_in_bfloat16():
+    norm = made(64, "cuda")
+    x, skip = (images((16, 64, 8, 8), "cuda", torch.bfloat16) for _ in range(2))
+    expected = outcome(norm, one_after_the_other, x, skip, relu=True)
+    for here, there in zip(outcome(norm, in_one, x, skip, relu=True), expected, strict=True):
+        assert here.dtype == there.dtype
+        assert float((here - there).float().norm()) <= 0.02 * float(there.float().norm())
+
+
+@on_gpu
+def test_what_is_not_a_number_stays_so():
+    """Else nobody would notice that a run has diverged."""
+    norm, x = made(8, "cuda"), images((4, 8, 5, 5), "cuda")
+    x[0, 3] = torch.nan
+    out = in_one(norm, x, None, relu=True)
+    assert out[:, 3].isnan().all()
+    assert out[:, [0, 1, 2, 4, 5, 6, 7]].isfinite().all()
+
+
+@on_gpu
+@pytest.mark.parametrize("unlike", ["layout", "dtype", "evaluation", "no statistics"])
+def test_what_the_kernels_cannot_take_is_left_to_torch(unlike):
+    norm, x = made(8, "cuda"), images((4, 8, 5, 5), "cuda")
+    if unlike == "layout":
+        x = x.contiguous()
+    elif unlike == "dtype":
+        norm, x = norm.double(), x.double()
+    elif unlike == "evaluation":
+        norm.eval()
+    else:
+        norm = BatchNorm2d(8, track_running_stats=False).cuda()
+    with fused():
+        out = norm(x.requires_grad_(), relu=True)
+    assert "Normalised" not in type(out.grad_fn).__name__
