@@ -1,5 +1,6 @@
 """Real gradients and real optimizers in simulated time: the same numbers as plain torch."""
 
+import dataclasses
 import math
 from functools import partial
 
@@ -260,6 +261,20 @@ def test_gradients_replace_the_parameters_that_they_are_of_as_they_come(again):
 def test_a_captured_graph_of_several_workers_on_a_gpu(again, held, monkeypatch):
     monkeypatch.setattr("gossamer.virtual.graphs.HELD_BYTES", held)
     task = branches_task(again)
+    expected = computed(task, torch.device("cpu"), "loop")
+    for here, there in zip(computed(task, torch.device("cuda"), "graph"), expected, strict=True):
+        torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-5, check_dtype=False)
+
+
+class Curious(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        return y if y.sum().item() > 0 else 2 * y
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_model_that_cannot_be_captured_goes_without_a_graph_on_a_gpu():
+    task = dataclasses.replace(branches_task(), model=lambda: Curious(6, 3))
     expected = computed(task, torch.device("cpu"), "loop")
     for here, there in zip(computed(task, torch.device("cuda"), "graph"), expected, strict=True):
         torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-5, check_dtype=False)

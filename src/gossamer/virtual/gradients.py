@@ -149,9 +149,8 @@ class Evaluator:
                 return batched
             return BatchedGraphs(batched, min(self.chunk, len(points)), self.device)
         make = partial(Single, self.task, self.model, self.flat, self.buffer_flat, self.device, self.autocast)
-        if self.way == "graph":
-            return SingleGraph(make)
-        return make(in_place=points[0].nbytes >= WIDE_BYTES and all(map(usable, points)))
+        plain = partial(make, in_place=points[0].nbytes >= WIDE_BYTES and all(map(usable, points)))
+        return SingleGraph(make, otherwise=plain) if self.way == "graph" else plain()
 
     def _losses(
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from gossamer.tasks.norms import fused
-from gossamer.virtual.ways import Batched, Single
+from gossamer.virtual.ways import Batched, Single, Way
 
 LANES = 4
 """Workers whose gradients a captured graph computes side by side."""
@@ -52,15 +52,20 @@ class SingleGraph:
     One worker's kernels leave much of a large GPU idle; those of several share it.
     """
 
-    def __init__(self, make: Callable[[], Single]) -> None:
-        self.make = make
+    def __init__(self, make: Callable[[], Single], otherwise: Callable[[], Way]) -> None:
+        self.make, self.otherwise = make, otherwise
         self.captured: tuple[_SideBySide, _SideBySide] | None = None
+        self.plain: Way | None = None
+        """In the place of graphs, if the model cannot be captured."""
 
     def __call__(
         self, points: Tensor, buffers: Tensor, ranks: list[int], index: Tensor, inputs: Tensor, targets: Tensor
     ) -> Tensor:
-        if self.captured is None:
-            self.captured = self._capture(inputs[0], targets[0])
+        if self.captured is None and self.plain is None:
+            self._capture(inputs[0], targets[0])
+        if self.plain is not None:
+            return self.plain(points, buffers, ranks, index, inputs, targets)
+        assert self.captured is not None
         together, alone = self.captured
         if len(ranks) == LANES:
             return together(points, buffers, ranks, inputs, targets)
@@ -69,16 +74,19 @@ class SingleGraph:
         ]
         return torch.cat(each)
 
-    def _capture(self, inputs: Tensor, targets: Tensor) -> tuple[_SideBySide, _SideBySide]:
-        """The graph for all lanes, and that for a worker alone."""
-        lanes = [_Lane(self.make(), inputs, targets) for _ in range(LANES)]
-        graphs = Graphs(inputs.device)
-        try:
-            return _SideBySide(lanes, graphs), _SideBySide(lanes[:1], graphs)
-        except RuntimeError:  # something was needed once more after its gradient had replaced it
-            for lane in lanes:
-                lane.held_at_most = math.inf
-        return _SideBySide(lanes, graphs), _SideBySide(lanes[:1], graphs)
+    def _capture(self, inputs: Tensor, targets: Tensor) -> None:
+        """Make the graph for all lanes and that for a worker alone, or what takes their place."""
+        for held_at_most in (HELD_BYTES, math.inf):
+            lanes = [_Lane(self.make(), inputs, targets, held_at_most) for _ in range(LANES)]
+            graphs = Graphs(inputs.device)
+            try:
+                self.captured = _SideBySide(lanes, graphs), _SideBySide(lanes[:1], graphs)
+                return
+            except RuntimeError as error:
+                if "modified by an inplace operation" not in str(error):  # it copies from the CPU, or looks at a number
+                    break
+            # Something was needed once more after its gradient had replaced it.
+        self.plain = self.otherwise()
 
 
 class _Lane:
@@ -88,11 +96,11 @@ class _Lane:
     than a piece of it beside the point.
     """
 
-    def __init__(self, single: Single, inputs: Tensor, targets: Tensor) -> None:
+    def __init__(self, single: Single, inputs: Tensor, targets: Tensor, held_at_most: float) -> None:
         self.single, self.stream = single, torch.cuda.Stream(inputs.device)
         self.inputs, self.targets = inputs.clone(), targets.clone()
         self.loss = torch.zeros((), dtype=single.point.dtype, device=inputs.device)
-        self.held, self.held_at_most = 0, float(HELD_BYTES)
+        self.held, self.held_at_most = 0, held_at_most
         for _, parameter in single.fetched:
             parameter.register_post_accumulate_grad_hook(self._made)
 
