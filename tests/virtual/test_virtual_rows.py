@@ -1,11 +1,16 @@
 """Operations on rows are written down and executed later, in batches: the result is as if they were done at once."""
 
+import subprocess
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.pieces import combine
+from gossamer.virtual.programs import ByTorch, executor, triton_works
 from gossamer.virtual.rows import Row
 from gossamer.virtual.tape import PENDING_LIMIT, Tape
 
@@ -256,3 +261,15 @@ def test_what_is_equal_stays_so_between_two(weight):
     assert torch.equal(own.tensor(), expected)
     own.mul_(2.0).add_(1.0, alpha=3.0)
     assert torch.equal(own.tensor(), 2.0 * expected + 3.0)
+
+
+def test_without_a_triton_that_works_a_gpu_goes_the_way_of_torch(monkeypatch):
+    def missing(dtype, device):
+        raise subprocess.CalledProcessError(1, "gcc")
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    monkeypatch.setitem(sys.modules, "gossamer.virtual.columns", SimpleNamespace(ByColumns=missing))
+    monkeypatch.setattr("gossamer.virtual.programs.triton_works", triton_works.__wrapped__)
+    monkeypatch.setattr("torch.ones", lambda *shape, device: None)
+    with pytest.warns(UserWarning, match="Triton does not work here .*gcc"):
+        assert isinstance(executor(torch.float32, torch.device("cuda")), ByTorch)

@@ -20,6 +20,7 @@ from gossamer.tasks import Batches, Task
 from gossamer.tasks.cifar10 import normalise, resnet18
 from gossamer.virtual.blocks import WIDE_BYTES
 from gossamer.virtual.gradients import Evaluator
+from gossamer.virtual.graphs import _Lane
 from gossamer.virtual.simulation import make_cluster, simulate
 from gossamer.virtual.ways import Single, StandIns
 from plain_training import (
@@ -155,7 +156,7 @@ def computed(task, device, way, precision="float32"):
     batches = [Batches(np.arange(8), 4, seed=0, rank=rank) for rank in range(5)]
     torch.manual_seed(0)
     evaluator = Evaluator(task, task.model(), batches, seed=0, device=device, way=way, precision=precision)
-    start = evaluator.take_start(torch.zeros(evaluator.flat.size, device=device))
+    start = evaluator.start(torch.zeros(evaluator.flat.size, device=device))
     rows = torch.stack([start * (1 + 0.1 * rank) for rank in range(5)])
     losses = evaluator.gradients(rows, [0, 1, 2, 3, 4], [0] * 5)
     scores, _ = evaluator.scores(rows, evaluator.buffers)
@@ -206,10 +207,23 @@ def test_batch_norm_behind_a_parameter_of_odd_length_on_a_gpu(way, monkeypatch):
         torch.testing.assert_close(here, there, rtol=1e-2, atol=1e-3, check_dtype=False)
 
 
-class Branches(nn.Module):
-    """With a tied weight, a parameter that nothing uses, and, if ``again``, a weight that backward needs twice."""
+class Hidden(torch.autograd.Function):
+    """Keeps a weight where torch does not see it."""
 
-    def __init__(self, again=False):
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.weight = weight
+        return x @ weight.T @ weight
+
+    @staticmethod
+    def backward(ctx, g):
+        return g @ ctx.weight.T @ ctx.weight, None
+
+
+class Branches(nn.Module):
+    """With a tied weight, an unused parameter, and perhaps a weight that is needed when its gradient is there."""
+
+    def __init__(self, again=""):
         super().__init__()
         self.one, self.other, self.unused = nn.Linear(6, 6), nn.Linear(6, 6), nn.Parameter(torch.ones(3))
         self.last, self.again = nn.Linear(6, 3), again
@@ -217,13 +231,15 @@ class Branches(nn.Module):
 
     def forward(self, x):
         hidden = torch.tanh(self.other(torch.tanh(self.one(x))))
-        if self.again:
-            # The gradient of the last layer is there before that of this.
-            hidden = torch.tanh(hidden @ self.last.weight.detach().T @ self.last.weight.detach())
+        weight = self.last.weight.detach()
+        if self.again == "seen":
+            hidden = hidden + torch.tanh(hidden @ weight.T @ weight)
+        elif self.again == "hidden":
+            hidden = hidden + torch.tanh(Hidden.apply(hidden, weight))
         return self.last(hidden)
 
 
-def branches_task(again=False):
+def branches_task(again=""):
     torch.manual_seed(0)
     return Task(
         name="branches",
@@ -234,29 +250,32 @@ def branches_task(again=False):
     )
 
 
-@pytest.mark.parametrize("again", [False, True])
-def test_gradients_replace_the_parameters_that_they_are_of_as_they_come(again):
-    task, cpu = branches_task(again), torch.device("cpu")
+@pytest.mark.parametrize("again", ["", "seen", "hidden"])
+def test_gradients_replace_the_parameters_that_they_are_of_as_they_come(again, monkeypatch):
+    """Unless the parameters are still needed then."""
+    monkeypatch.setattr("gossamer.virtual.graphs.HELD_BYTES", 0)
+    task = branches_task(again)
     model = task.model()
-    flat_layout, no_buffers = Flat.of_parameters(model), Flat.of_buffers(model)
-    single = Single(task, model, flat_layout, no_buffers, cpu, in_place=True)
-    start = flat_layout.pack(dict(model.named_parameters()), torch.empty(flat_layout.size))
-    single.point.copy_(start)
+    layout, no_buffers = Flat.of_parameters(model), Flat.of_buffers(model)
+    start = layout.pack(dict(model.named_parameters()), torch.empty(layout.size))
     task.loss(model(task.train[0]), task.train[1]).backward()
-    for _, parameter in single.fetched:
-        parameter.register_post_accumulate_grad_hook(lambda _: single.write_early())
-    if again:
-        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-            single.compute(*task.train)
-        return
-    single.compute(*task.train)
-    single.write(single.point)
-    expected = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
-    torch.testing.assert_close(single.point, flat_layout.pack(expected, torch.empty_like(start)))
+    gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
+    expected = layout.pack(gradients, torch.empty_like(start))
+    single = Single(task, model, layout, no_buffers, torch.device("cpu"), in_place=True)
+    lane = _Lane(single, *task.train)
+    lane.settle(start, single.buffers)
+    assert lane.held_at_most == (math.inf if again else 0)
+    early = []
+    monkeypatch.setattr(single, "write_early", lambda write=single.write_early: early.append(write()))
+    for _ in range(2):
+        lane.load(start, single.buffers, *task.train)
+        lane.compute()
+        torch.testing.assert_close(single.point, expected)
+    assert bool(early) == (not again)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("again", [False, True])
+@pytest.mark.parametrize("again", ["", "seen", "hidden"])
 @pytest.mark.parametrize("held", [0, 1 << 30])
 def test_a_captured_graph_of_several_workers_on_a_gpu(again, held, monkeypatch):
     monkeypatch.setattr("gossamer.virtual.graphs.HELD_BYTES", held)
@@ -264,6 +283,43 @@ def test_a_captured_graph_of_several_workers_on_a_gpu(again, held, monkeypatch):
     expected = computed(task, torch.device("cpu"), "loop")
     for here, there in zip(computed(task, torch.device("cuda"), "graph"), expected, strict=True):
         torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-5, check_dtype=False)
+
+
+class Stubborn(nn.Linear):
+    def __deepcopy__(self, memo):
+        return Stubborn(self.in_features, self.out_features)
+
+
+def test_a_model_that_copies_itself_in_a_way_of_its_own_is_told_to_be_batched():
+    task = dataclasses.replace(branches_task(), model=lambda: Stubborn(6, 3))
+    with pytest.raises(InputError, match="__deepcopy__"):
+        computed(task, torch.device("cpu"), "loop")
+    assert all(tensor.isfinite().all() for tensor in computed(task, torch.device("cpu"), "batched"))
+
+
+def test_a_model_whose_parts_know_each_other_otherwise_than_as_modules():
+    """A copy's hook would add what another model has."""
+
+    def model():
+        made = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
+        made[1].register_forward_hook(lambda module, inputs, output: output + made[2].weight.sum())
+        return made
+
+    values = {"workers": 1, "batch": 4, "steps": 3, "lr": 0.1, "gradients": "batched", **APART}
+    (run,) = resolve(values, task=dataclasses.replace(branches_task(), model=model))
+    expected = train_alone(run, partial(torch.optim.SGD, lr=0.1, momentum=0.9), steps=3)
+    torch.testing.assert_close(simulate(run).model, flat(expected), rtol=0, atol=1e-6)
+
+
+def test_the_result_is_not_what_the_model_is_trained_on_with_next():
+    model = Wave()
+    task = dataclasses.replace(wave_task(1), model=lambda: model)
+    (run,) = resolve({"workers": 1, "batch": 3, "steps": 2, "lr": 0.1, **APART}, task=task)
+    first = simulate(run)
+    kept = first.model.clone()
+    simulate(run)
+    torch.nn.init.zeros_(model.w)
+    torch.testing.assert_close(first.model, kept, rtol=0, atol=0)
 
 
 class Curious(nn.Linear):
@@ -276,7 +332,9 @@ class Curious(nn.Linear):
 def test_a_model_that_cannot_be_captured_goes_without_a_graph_on_a_gpu():
     task = dataclasses.replace(branches_task(), model=lambda: Curious(6, 3))
     expected = computed(task, torch.device("cpu"), "loop")
-    for here, there in zip(computed(task, torch.device("cuda"), "graph"), expected, strict=True):
+    with pytest.warns(UserWarning, match="no CUDA graph"):
+        found = computed(task, torch.device("cuda"), "graph")
+    for here, there in zip(found, expected, strict=True):
         torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-5, check_dtype=False)
 
 

@@ -1,4 +1,4 @@
-"""Batch norm on a GPU in one with an addition and a ReLU, forwards and backwards (``norms``).
+"""Batch norm on a GPU in one with an addition and a ReLU, forwards and backwards (``fused_resnet``).
 
 The images are a matrix, with a row for every pixel and a column for every channel. Each direction takes three kernels:
 one sums over pieces of the rows, a small one adds up the pieces of each column, one goes over all numbers with the
@@ -19,11 +19,11 @@ ROWS, COLUMNS = 64, 32
 """Of the block that a kernel takes at once."""
 
 PROGRAMS = 512
-"""Pieces that are summed side by side, at most."""
+"""That sum side by side, at most."""
 
 
 class Normalised(torch.autograd.Function):
-    """``relu(norm(x) + skip)``; writes the running statistics, as torch does, but does not count batches."""
+    """``relu(norm(x) + skip)``; writes the running statistics as torch does."""
 
     @staticmethod
     def forward(
@@ -94,21 +94,18 @@ class _Shape:
 
     def sums(self) -> Tensor:
         """Two for every column of every piece."""
-        return torch.empty(self.num_pieces, 2, self.columns, device=self.device)
+        return torch.empty(self.num_pieces, 2, self.columns, dtype=torch.float32, device=self.device)
 
 
 @triton.jit
 def _sum(x, sums, num_rows, num_columns, length, height: tl.constexpr, width: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Sums of a piece, and of its squares; of the distance from the first row, lest much cancels out."""
-    columns = tl.program_id(1) * width + tl.arange(0, width)
-    within = columns < num_columns
+    """Sums of a piece, and of its squares; of the distance from the first row, since what is far from zero cancels."""
+    columns, within = _strip(1, num_columns, width)
     pivot = tl.load(x + columns, within).to(tl.float32)
     total, squares = tl.zeros((height, width), tl.float32), tl.zeros((height, width), tl.float32)
     start = tl.program_id(0) * length
     for at in range(start, tl.minimum(start + length, num_rows), height):
-        rows = at + tl.arange(0, height)
-        inside = (rows < num_rows)[:, None] & within[None, :]
-        where = rows[:, None].to(tl.int64) * num_columns + columns[None, :]
+        where, inside = _block(at, num_rows, columns, num_columns, height)
         value = tl.where(inside, tl.load(x + where, inside).to(tl.float32) - pivot[None, :], 0.0)
         total += value
         squares += value * value
@@ -121,11 +118,10 @@ def _finish(  # type: ignore[no-untyped-def]
     width: tl.constexpr,
 ):  # fmt: skip
     """Mean, and one over the deviation, of every column."""
-    columns = tl.program_id(0) * width + tl.arange(0, width)
-    within = columns < num_columns
+    columns, within = _strip(0, num_columns, width)
     total, squares = _load_sums(sums, num_pieces, columns, num_columns, width)
     shift = total / num_rows
-    var = tl.maximum(squares / num_rows - shift * shift, 0.0)
+    var = tl.maximum(squares / num_rows - shift * shift, 0.0, propagate_nan=tl.PropagateNan.ALL)
     centre = tl.load(x + columns, within).to(tl.float32) + shift
     tl.store(mean + columns, centre, within)
     tl.store(scale + columns, 1.0 / tl.sqrt(var + eps), within)
@@ -139,9 +135,10 @@ def _normalise(  # type: ignore[no-untyped-def]
     x, skip, out, mean, scale, weight, bias, num_rows, num_columns,
     relu: tl.constexpr, has_skip: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
-    columns, where, inside = _block(num_rows, num_columns, height, width)
-    value = _normal(tl.load(x + where, inside).to(tl.float32), mean, scale, columns, num_columns)
-    value = _scaled(value, weight, bias, columns, num_columns)
+    columns, within = _strip(1, num_columns, width)
+    where, inside = _block(tl.program_id(0) * height, num_rows, columns, num_columns, height)
+    value = _standard(tl.load(x + where, inside).to(tl.float32), mean, scale, columns, within)
+    value = _scaled(value, weight, bias, columns, within)
     if has_skip:
         value += tl.load(skip + where, inside).to(tl.float32)
     if relu:
@@ -155,21 +152,18 @@ def _sum_backward(  # type: ignore[no-untyped-def]
     masks: tl.constexpr, from_output: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
     """Sums of the gradient that passed the ReLU, and of that times the normalised input."""
-    columns = tl.program_id(1) * width + tl.arange(0, width)
-    within = columns < num_columns
+    columns, within = _strip(1, num_columns, width)
     total, products = tl.zeros((height, width), tl.float32), tl.zeros((height, width), tl.float32)
     start = tl.program_id(0) * length
     for at in range(start, tl.minimum(start + length, num_rows), height):
-        rows = at + tl.arange(0, height)
-        inside = (rows < num_rows)[:, None] & within[None, :]
-        where = rows[:, None].to(tl.int64) * num_columns + columns[None, :]
-        value = _normal(tl.load(x + where, inside, 0.0).to(tl.float32), mean, scale, columns, num_columns)
+        where, inside = _block(at, num_rows, columns, num_columns, height)
+        value = _standard(tl.load(x + where, inside, 0.0).to(tl.float32), mean, scale, columns, within)
         g = tl.load(g_out + where, inside, 0.0).to(tl.float32)
         if from_output:
             g = tl.where(tl.load(out + where, inside, 0.0).to(tl.float32) > 0, g, 0.0)
             tl.store(passed + where, g, inside)
         if masks:
-            g = tl.where(_scaled(value, weight, bias, columns, num_columns) > 0, g, 0.0)
+            g = tl.where(_scaled(value, weight, bias, columns, within) > 0, g, 0.0)
         total += g
         products += tl.where(inside, g * value, 0.0)
     _store_sums(sums, total, products, columns, num_columns)
@@ -177,10 +171,10 @@ def _sum_backward(  # type: ignore[no-untyped-def]
 
 @triton.jit
 def _finish_backward(sums, num_pieces, g_weight, g_bias, num_columns, width: tl.constexpr):  # type: ignore[no-untyped-def]
-    columns = tl.program_id(0) * width + tl.arange(0, width)
+    columns, within = _strip(0, num_columns, width)
     total, products = _load_sums(sums, num_pieces, columns, num_columns, width)
-    tl.store(g_bias + columns, total, columns < num_columns)
-    tl.store(g_weight + columns, products, columns < num_columns)
+    tl.store(g_bias + columns, total, within)
+    tl.store(g_weight + columns, products, within)
 
 
 @triton.jit
@@ -188,12 +182,12 @@ def _normalise_backward(  # type: ignore[no-untyped-def]
     x, passed, g_x, mean, scale, weight, bias, g_weight, g_bias, num_rows, num_columns,
     masks: tl.constexpr, height: tl.constexpr, width: tl.constexpr,
 ):  # fmt: skip
-    columns, where, inside = _block(num_rows, num_columns, height, width)
-    within = columns < num_columns
-    value = _normal(tl.load(x + where, inside).to(tl.float32), mean, scale, columns, num_columns)
+    columns, within = _strip(1, num_columns, width)
+    where, inside = _block(tl.program_id(0) * height, num_rows, columns, num_columns, height)
+    value = _standard(tl.load(x + where, inside).to(tl.float32), mean, scale, columns, within)
     g = tl.load(passed + where, inside).to(tl.float32)
     if masks:
-        g = tl.where(_scaled(value, weight, bias, columns, num_columns) > 0, g, 0.0)
+        g = tl.where(_scaled(value, weight, bias, columns, within) > 0, g, 0.0)
     factor = tl.load(weight + columns, within) * tl.load(scale + columns, within)
     mean_g = tl.load(g_bias + columns, within) / num_rows
     slope = tl.load(g_weight + columns, within) / num_rows
@@ -201,23 +195,27 @@ def _normalise_backward(  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def _block(num_rows, num_columns, height: tl.constexpr, width: tl.constexpr):  # type: ignore[no-untyped-def]
-    """The columns of this program's block, where its numbers are, and which of them exist."""
-    rows = tl.program_id(0) * height + tl.arange(0, height)
-    columns = tl.program_id(1) * width + tl.arange(0, width)
-    inside = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
-    return columns, rows[:, None].to(tl.int64) * num_columns + columns[None, :], inside
+def _strip(axis: tl.constexpr, num_columns, width: tl.constexpr):  # type: ignore[no-untyped-def]
+    """The columns of this program, and which of them exist."""
+    columns = tl.program_id(axis) * width + tl.arange(0, width)
+    return columns, columns < num_columns
 
 
 @triton.jit
-def _normal(x, mean, scale, columns, num_columns):  # type: ignore[no-untyped-def]
-    within = columns < num_columns
+def _block(first_row, num_rows, columns, num_columns, height: tl.constexpr):  # type: ignore[no-untyped-def]
+    """Where the numbers of some rows are, and which of them exist."""
+    rows = first_row + tl.arange(0, height)
+    inside = (rows < num_rows)[:, None] & (columns < num_columns)[None, :]
+    return rows[:, None].to(tl.int64) * num_columns + columns[None, :], inside
+
+
+@triton.jit
+def _standard(x, mean, scale, columns, within):  # type: ignore[no-untyped-def]
     return (x - tl.load(mean + columns, within)[None, :]) * tl.load(scale + columns, within)[None, :]
 
 
 @triton.jit
-def _scaled(value, weight, bias, columns, num_columns):  # type: ignore[no-untyped-def]
-    within = columns < num_columns
+def _scaled(value, weight, bias, columns, within):  # type: ignore[no-untyped-def]
     return value * tl.load(weight + columns, within)[None, :] + tl.load(bias + columns, within)[None, :]
 
 
@@ -231,9 +229,10 @@ def _store_sums(sums, first, second, columns, num_columns):  # type: ignore[no-u
 @triton.jit
 def _load_sums(sums, num_pieces, columns, num_columns, width: tl.constexpr):  # type: ignore[no-untyped-def]
     """Over all pieces."""
-    first, second = tl.zeros((32, width), tl.float32), tl.zeros((32, width), tl.float32)
-    for at in range(0, num_pieces, 32):
-        pieces = at + tl.arange(0, 32)
+    count: tl.constexpr = 32
+    first, second = tl.zeros((count, width), tl.float32), tl.zeros((count, width), tl.float32)
+    for at in range(0, num_pieces, count):
+        pieces = at + tl.arange(0, count)
         inside = (pieces < num_pieces)[:, None] & (columns < num_columns)[None, :]
         where = 2 * pieces[:, None] * num_columns + columns[None, :]
         first += tl.load(sums + where, inside, 0.0)

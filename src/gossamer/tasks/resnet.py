@@ -7,8 +7,7 @@ pixels a side. 11,173,962 parameters for 10 classes.
 from __future__ import annotations
 
 from torch import Tensor, nn
-
-from gossamer.tasks.norms import BatchNorm2d
+from torch.nn import functional as F
 
 
 class Block(nn.Module):
@@ -17,19 +16,18 @@ class Block(nn.Module):
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(channels_in, channels, 3, stride=stride, padding=1, bias=False)
-        self.norm1 = BatchNorm2d(channels)
+        self.norm1 = nn.BatchNorm2d(channels)
         self.conv2 = nn.Conv2d(channels, channels, 3, padding=1, bias=False)
-        self.norm2 = BatchNorm2d(channels)
+        self.norm2 = nn.BatchNorm2d(channels)
         self.shortcut = nn.Sequential()
         if stride != 1 or channels_in != channels:
             self.shortcut = nn.Sequential(
-                nn.Conv2d(channels_in, channels, 1, stride=stride, bias=False), BatchNorm2d(channels)
+                nn.Conv2d(channels_in, channels, 1, stride=stride, bias=False), nn.BatchNorm2d(channels)
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        inner: Tensor = self.norm1(self.conv1(x), relu=True)
-        outer: Tensor = self.norm2(self.conv2(inner), self.shortcut(x), relu=True)
-        return outer
+        inner = self.norm2(self.conv2(F.relu(self.norm1(self.conv1(x)))))
+        return F.relu(inner + self.shortcut(x))
 
 
 class ResNet18(nn.Module):
@@ -38,7 +36,7 @@ class ResNet18(nn.Module):
     def __init__(self, classes: int = 10) -> None:
         super().__init__()
         self.stem = nn.Conv2d(3, 64, 3, padding=1, bias=False)
-        self.norm = BatchNorm2d(64)
+        self.norm = nn.BatchNorm2d(64)
         blocks = []
         channels_in = 64
         for channels, stride in ((64, 1), (128, 2), (256, 2), (512, 2)):
@@ -48,5 +46,5 @@ class ResNet18(nn.Module):
         self.head = nn.Linear(512, classes)
 
     def forward(self, x: Tensor) -> Tensor:
-        x = self.blocks(self.norm(self.stem(x), relu=True))
+        x = self.blocks(F.relu(self.norm(self.stem(x))))
         return self.head(x.mean((-2, -1)))

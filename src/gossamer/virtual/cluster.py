@@ -83,7 +83,7 @@ class Cluster:
         self.tape.run_gradients = self._run_gradients
         self.losses = Losses()
 
-        common = evaluator.take_start(self.parameters.data[0])
+        common = evaluator.start(self.parameters.data[0])
         for rank in range(self.num_workers):
             self.parameters.data[rank].copy_(common if start is None else start[rank])
         self.workers = [VirtualWorker(self, rank) for rank in range(self.num_workers)]

@@ -10,7 +10,6 @@ Three ways to do it (``ways``, ``graphs``), with the same result up to rounding:
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from functools import partial
 
@@ -33,7 +32,8 @@ WAYS = ("auto", "batched", "graph", "loop")
 PRECISIONS = ("float32", "bfloat16")
 
 SMALL_MODEL = 2_000_000
-"""Models with fewer parameters than this, and no convolution, are batched."""
+"""Models with fewer parameters than this, and no convolution, are batched; larger ones only if asked for, and without
+graphs."""
 
 CHUNK_BYTES = 256 << 20
 """How much of parameters, gradients and inputs one batch of workers may take."""
@@ -46,16 +46,6 @@ def choose_way(model: nn.Module, num_parameters: int, device: torch.device) -> s
     if num_parameters < limit:
         return "batched"
     return "graph" if device.type == "cuda" else "loop"
-
-
-def without_parameters(model: nn.Module, device: torch.device) -> nn.Module:
-    """A copy on ``device`` with parameters that have a shape but no memory."""
-    hollow = {
-        id(parameter): nn.Parameter(torch.zeros((), dtype=parameter.dtype, device=device).expand(parameter.shape))
-        for parameter in model.parameters()
-        if parameter.requires_grad
-    }
-    return copy.deepcopy(model, hollow).to(device)
 
 
 class Evaluator:
@@ -73,12 +63,10 @@ class Evaluator:
         precision: str = "float32",
     ) -> None:
         self.task, self.batches, self.seed, self.device = task, batches, seed, device
+        self.model = model.to(device).train()
+        self._stand_ins, self._chain = StandIns(model), Chain.of(model)
         self.flat = Flat.of_parameters(model)
         self.buffer_flat = Flat.of_buffers(model)
-        self._first: nn.Module | None = model
-        """Has the parameters that training starts from; not kept for longer."""
-        self.model = without_parameters(model, device).train()
-        self._stand_ins, self._chain = StandIns(self.model), Chain.of(self.model)
         self.way = choose_way(model, self.flat.size, device) if way == "auto" else way
         narrow = precision == "bfloat16"
         if narrow and self.way == "batched" and self.buffer_flat.size:
@@ -96,7 +84,7 @@ class Evaluator:
             raise InputError("--gradients graph needs a CUDA device: take batched or loop, or --device cuda")
         self.train = tuple(part.to(device) for part in task.train)
         self.test = tuple(part.to(device) for part in task.test)
-        named = dict(self.model.named_buffers())
+        named = dict(model.named_buffers())
         start = self.buffer_flat.pack(
             named, torch.empty(self.buffer_flat.size, dtype=self.buffer_flat.dtype, device=device)
         )
@@ -114,17 +102,17 @@ class Evaluator:
         row = self.flat.size * torch.finfo(self.flat.dtype).bits // 8
         return max(1, CHUNK_BYTES // (3 * row + sample))
 
-    def take_start(self, out: Tensor) -> Tensor:
-        """The model's own parameters as one vector, once: they are not kept."""
-        assert self._first is not None
-        self.flat.pack(dict(self._first.named_parameters()), out)
-        self._first = None
+    def start(self, out: Tensor) -> Tensor:
+        """The model's own parameters as one vector. They lie there from now on: it takes no memory of its own."""
+        self.flat.pack(dict(self.model.named_parameters()), out)
+        self.lay_over(out)
         return out
 
-    def state_dict(self, vector: Tensor) -> dict[str, Tensor]:
-        """The model's, with its parameters from ``vector``."""
-        with self._stand_ins.in_place(self.flat.views(vector)):
-            return self.model.state_dict()
+    def lay_over(self, vector: Tensor) -> None:
+        """Let the model's parameters be views of ``vector``."""
+        named = dict(self.model.named_parameters())
+        for name, view in self.flat.views(vector).items():
+            named[name].data = view
 
     def gradients(self, points: Tensor, ranks: list[int], steps: list[int]) -> Tensor:
         """Replace rows ``ranks`` of ``points`` by the gradients there, for mini-batch ``steps``; returns the losses."""

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
-from gossamer.tasks.norms import fused
+from gossamer.tasks.fused_resnet import fuse
+from gossamer.virtual.programs import triton_works
 from gossamer.virtual.ways import Batched, Single, Way
 
 LANES = 4
@@ -30,7 +32,20 @@ class Graphs:
 
     def __init__(self, device: torch.device) -> None:
         self.device, self.stream = device, torch.cuda.Stream(device)
+        self.side_streams: list[torch.cuda.Stream] = []
         self.pool = torch.cuda.graph_pool_handle()
+
+    def side_by_side(self, computes: Sequence[Callable[[], None]]) -> None:
+        """All of these, each on a stream of its own."""
+        while len(self.side_streams) < len(computes):
+            self.side_streams.append(torch.cuda.Stream(self.device))
+        origin, streams = torch.cuda.current_stream(self.device), self.side_streams[: len(computes)]
+        for stream, compute in zip(streams, computes, strict=True):
+            stream.wait_stream(origin)
+            with torch.cuda.stream(stream):
+                compute()
+        for stream in streams:
+            origin.wait_stream(stream)
 
     def capture(self, compute: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
         """``compute`` as a CUDA graph, and what it returns: tensors that hold it after every launch."""
@@ -49,23 +64,31 @@ class Graphs:
 class SingleGraph:
     """A few workers side by side, each with a model of its own, by one launch of a captured CUDA graph.
 
-    One worker's kernels leave much of a large GPU idle; those of several share it.
+    One worker's kernels leave much of a large GPU idle; those of several share it. A model that cannot be captured goes
+    another way.
     """
 
     def __init__(self, make: Callable[[], Single], otherwise: Callable[[], Way]) -> None:
         self.make, self.otherwise = make, otherwise
         self.captured: tuple[_SideBySide, _SideBySide] | None = None
+        """The graph for all lanes, and that for a worker alone."""
         self.plain: Way | None = None
-        """In the place of graphs, if the model cannot be captured."""
 
     def __call__(
         self, points: Tensor, buffers: Tensor, ranks: list[int], index: Tensor, inputs: Tensor, targets: Tensor
     ) -> Tensor:
         if self.captured is None and self.plain is None:
-            self._capture(inputs[0], targets[0])
-        if self.plain is not None:
+            try:
+                self.captured = self._capture(points[ranks[0]], buffers[ranks[0]], inputs[0], targets[0])
+            except torch.OutOfMemoryError:
+                raise
+            except RuntimeError as error:  # it copies from the CPU, or looks at a number
+                reason = str(error).partition("\n")[0]
+                warnings.warn(f"no CUDA graph of this model, which will take longer: {reason}", stacklevel=2)
+                self.plain = self.otherwise()
+        if self.captured is None:
+            assert self.plain is not None
             return self.plain(points, buffers, ranks, index, inputs, targets)
-        assert self.captured is not None
         together, alone = self.captured
         if len(ranks) == LANES:
             return together(points, buffers, ranks, inputs, targets)
@@ -74,41 +97,66 @@ class SingleGraph:
         ]
         return torch.cat(each)
 
-    def _capture(self, inputs: Tensor, targets: Tensor) -> None:
-        """Make the graph for all lanes and that for a worker alone, or what takes their place."""
-        for held_at_most in (HELD_BYTES, math.inf):
-            lanes = [_Lane(self.make(), inputs, targets, held_at_most) for _ in range(LANES)]
-            graphs = Graphs(inputs.device)
-            try:
-                self.captured = _SideBySide(lanes, graphs), _SideBySide(lanes[:1], graphs)
-                return
-            except RuntimeError as error:
-                if "modified by an inplace operation" not in str(error):  # it copies from the CPU, or looks at a number
-                    break
-            # Something was needed once more after its gradient had replaced it.
-        self.plain = self.otherwise()
+    def _capture(
+        self, point: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor
+    ) -> tuple[_SideBySide, _SideBySide]:
+        first = _Lane(self.make(), inputs, targets)
+        first.settle(point, buffers)
+        lanes = [first, *(_Lane(self.make(), inputs, targets, first.held_at_most) for _ in range(1, LANES))]
+        graphs = Graphs(inputs.device)
+        return _SideBySide(lanes, graphs), _SideBySide(lanes[:1], graphs)
 
 
 class _Lane:
     """One of the models side by side, and what is copied into it.
 
-    A gradient replaces the point, part by part, while ``backward`` is still busy with the others: never is there more
-    than a piece of it beside the point.
+    A gradient replaces the point, part by part, while ``backward`` is still busy with the others: as a rule there is no
+    more than a piece of it beside the point.
     """
 
-    def __init__(self, single: Single, inputs: Tensor, targets: Tensor, held_at_most: float) -> None:
-        self.single, self.stream = single, torch.cuda.Stream(inputs.device)
-        self.inputs, self.targets = inputs.clone(), targets.clone()
+    def __init__(self, single: Single, inputs: Tensor, targets: Tensor, held_at_most: float = math.inf) -> None:
+        self.single, self.inputs, self.targets = single, inputs.clone(), targets.clone()
         self.loss = torch.zeros((), dtype=single.point.dtype, device=inputs.device)
         self.held, self.held_at_most = 0, held_at_most
+        """Bytes of gradients."""
         for _, parameter in single.fetched:
             parameter.register_post_accumulate_grad_hook(self._made)
+        if triton_works(inputs.device):
+            fuse(single.model)
+
+    def settle(self, point: Tensor, buffers: Tensor) -> None:
+        """See whether gradients may replace the point as they come.
+
+        Not in a model that computes something with a weight after its gradient is there. Torch notices that for what
+        it has saved itself, but there are other ways to keep a weight.
+        """
+        with torch.autograd.set_multithreading_enabled(False):
+            expected = self._gradient(point, buffers)
+            self.held_at_most = HELD_BYTES
+            try:
+                error = float((self._gradient(point, buffers) - expected).norm())
+            except RuntimeError as needed:
+                if "modified by an inplace operation" not in str(needed):
+                    raise
+                error = math.inf
+        if not error <= 1e-3 * float(expected.norm()):
+            self.held_at_most = math.inf
+
+    def _gradient(self, point: Tensor, buffers: Tensor) -> Tensor:
+        self.load(point, buffers, self.inputs, self.targets)
+        self.compute()
+        return self.single.point.clone()
+
+    def load(self, point: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor) -> None:
+        self.single.point.copy_(point)
+        self.single.buffers.copy_(buffers)
+        self.inputs.copy_(inputs)
+        self.targets.copy_(targets)
 
     def compute(self) -> None:
         """Replace the point by the gradient."""
         self.held = 0
-        with fused():
-            self.loss.copy_(self.single.compute(self.inputs, self.targets))
+        self.loss.copy_(self.single.compute(self.inputs, self.targets))
         self.single.write(self.single.point)
 
     def _made(self, parameter: Tensor) -> None:
@@ -123,24 +171,12 @@ class _SideBySide:
     """A captured graph of one or several lanes."""
 
     def __init__(self, lanes: list[_Lane], graphs: Graphs) -> None:
-        self.lanes, self.device = lanes, lanes[0].inputs.device
-        self.graph, _ = graphs.capture(self._compute)
-
-    def _compute(self) -> None:
-        origin = torch.cuda.current_stream(self.device)
-        for lane in self.lanes:
-            lane.stream.wait_stream(origin)
-            with torch.cuda.stream(lane.stream):
-                lane.compute()
-        for lane in self.lanes:
-            origin.wait_stream(lane.stream)
+        self.lanes = lanes
+        self.graph, _ = graphs.capture(lambda: graphs.side_by_side([lane.compute for lane in lanes]))
 
     def __call__(self, points: Tensor, buffers: Tensor, ranks: list[int], inputs: Tensor, targets: Tensor) -> Tensor:
         for lane, rank, x, y in zip(self.lanes, ranks, inputs, targets, strict=True):
-            lane.single.point.copy_(points[rank])
-            lane.single.buffers.copy_(buffers[rank])
-            lane.inputs.copy_(x)
-            lane.targets.copy_(y)
+            lane.load(points[rank], buffers[rank], x, y)
         self.graph.replay()
         for lane, rank in zip(self.lanes, ranks, strict=True):
             points[rank].copy_(lane.single.point)

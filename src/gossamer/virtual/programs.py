@@ -10,8 +10,9 @@ there a whole program is one kernel (``columns``).
 from __future__ import annotations
 
 import importlib.util
+import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
+from functools import cache, partial
 from typing import Any, Protocol
 
 import torch
@@ -34,13 +35,30 @@ class Executor(Protocol):
 
 def executor(dtype: torch.dtype, device: torch.device) -> Executor:
     """The fastest that this device and this installation have."""
-    if device.type == "cuda" and importlib.util.find_spec("triton") is not None:
+    if triton_works(device):
         from gossamer.virtual.columns import ByColumns
 
         return ByColumns(dtype, device)
     if device.type == "cpu" and dtype in (torch.float32, torch.float64):
         return ByBlas(dtype)
     return ByTorch()
+
+
+@cache
+def triton_works(device: torch.device) -> bool:
+    """Whether this is a GPU and Triton makes kernels for it: it may be missing, or the C compiler that it needs."""
+    if device.type != "cuda" or importlib.util.find_spec("triton") is None:
+        return False
+    try:
+        from gossamer.virtual.columns import ByColumns
+
+        vector, columns = torch.ones(1, device=device), ByColumns(torch.float32, device)
+        for run in columns.load([([columns.handle(vector)] * 2 + [0.0, 1.0], 1)]):
+            run()
+    except Exception as error:  # of the compiler's, of Triton's own, of Python's
+        warnings.warn(f"simulating on the GPU will take longer: Triton does not work here ({error})", stacklevel=2)
+        return False
+    return True
 
 
 class ByTorch:

@@ -314,6 +314,7 @@ class _Simulation:
     def packed(self, diverged: Diverged | None, interrupted: bool) -> Result:
         cluster, c = self.cluster, self.run.config
         evaluator, model = cluster.evaluator, cluster.mean_model()
+        evaluator.lay_over(model.clone())
         buffers = dict(evaluator.model.named_buffers())
         evaluator.buffer_flat.unpack(cluster.mean_buffers(), buffers)
         for name, buffer in buffers.items():
@@ -328,7 +329,7 @@ class _Simulation:
             final_workers=self.worker_points(),
             history=self.history,
             model=model,
-            weights={name: tensor.cpu().clone().contiguous() for name, tensor in evaluator.state_dict(model).items()},
+            weights={name: tensor.cpu().clone().contiguous() for name, tensor in evaluator.model.state_dict().items()},
             worker_bytes_sent=[worker.bytes_sent for worker in cluster.workers],
             worker_compute_time=[worker.compute_time for worker in cluster.workers],
             worker_idle_time=[worker.idle_time for worker in cluster.workers],

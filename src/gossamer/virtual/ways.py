@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer import memory
+from gossamer.errors import InputError
 from gossamer.flat import Flat
 from gossamer.tasks import Task
 from gossamer.virtual.blocks import scatter
@@ -35,7 +36,7 @@ class Way(Protocol):
 
 
 class StandIns:
-    """Puts other tensors in the place of a model's parameters and buffers.
+    """Calls a model with other tensors in the place of its parameters and buffers.
 
     As ``torch.func.functional_call`` does, which looks for their places anew each time.
     """
@@ -55,18 +56,12 @@ class StandIns:
 
     def __call__(self, named: dict[str, Tensor], inputs: Tensor) -> Any:
         """What the model gives for ``inputs`` with the tensors of these names."""
-        with self.in_place(named):
-            return self.model(inputs)
-
-    @contextlib.contextmanager
-    def in_place(self, named: dict[str, Tensor]) -> Iterator[None]:
-        """Meanwhile the model has the tensors of these names."""
         places = [(members, own, tensor) for name, tensor in named.items() for members, own in self.places[name]]
         before = [members[own] for members, own, _ in places]
         try:
             for members, own, tensor in places:
                 members[own] = tensor
-            yield
+            return self.model(inputs)
         finally:
             for (members, own, _), tensor in zip(places, before, strict=True):
                 members[own] = tensor
@@ -103,6 +98,12 @@ class Single:
         made = {part.name: nn.Parameter(torch.empty(0, dtype=part.dtype, device=device)) for part in flat.parts}
         # The copy takes these in the place of the model's own parameters.
         self.model = copy.deepcopy(model, {id(named[name]): parameter for name, parameter in made.items()}).train()
+        copied = dict(self.model.named_parameters())
+        if not all(copied.get(name) is parameter for name, parameter in made.items()):
+            raise InputError(
+                f"{type(model).__name__} does not copy its parameters as torch's modules do (has it a __deepcopy__ of "
+                "its own?): take --gradients batched"
+            )
         self.viewing = [(part, made[part.name]) for part in viewing]
         self.apart = [(part, made[part.name]) for part in apart]
         """Parameters that are not views."""
@@ -171,7 +172,7 @@ class Single:
 
     @torch.no_grad()
     def write(self, row: Tensor) -> None:
-        """Replace ``row`` by the gradient; the parameters have none then."""
+        """Replace ``row`` by the gradient; what ``backward`` has made for it is dropped."""
         if self.gradient is not None:
             row.copy_(self.gradient)
         for part, parameter in self.fetched:
@@ -181,15 +182,14 @@ class Single:
 
     @torch.no_grad()
     def write_early(self) -> None:
-        """Replace the parts of the point whose gradients are there: ``backward`` has no more use for them.
+        """Replace those parts of the point whose gradients are there, for which ``backward`` should have no more use.
 
         Should it have one all the same, torch says so, since it is the parameters that are written.
         """
-        views = [(part, parameter, parameter) for part, parameter in self.viewing]
-        places = [*views, *((part, part.view(self.point), parameter) for part, parameter in self.apart)]
-        ready = [(part, place, parameter) for part, place, parameter in places if parameter.grad is not None]
-        self._written.update(part.name for part, _, _ in ready)
-        _move([(place, parameter) for _, place, parameter in ready])
+        made = {part.name for part, parameter in self.fetched if parameter.grad is not None}
+        self._written |= made
+        _move([(parameter, parameter) for part, parameter in self.viewing if part.name in made])
+        _move([(part.view(self.point), parameter) for part, parameter in self.apart if part.name in made])
 
 
 def _move(places: list[tuple[Tensor, nn.Parameter]]) -> None:
