@@ -1,8 +1,8 @@
 """ResNet-18 with batch norm, addition and ReLU in one, for captured CUDA graphs.
 
-torch normalises, adds and takes the positive part one after the other, each time with a pass over the images, and while
-cuDNN normalises the kernels of other models wait. Kernels of our own (``norm_kernels``) need fewer passes. Launched
-from Python they take longer than they save; a captured graph launches them by itself.
+torch normalises, adds and takes the positive part one after the other, each time with a pass over the images. Kernels
+of our own (``norm_kernels``) need fewer passes. Launched from Python they take longer than they save; a captured graph
+launches them by itself.
 """
 
 from __future__ import annotations
