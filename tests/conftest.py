@@ -1,3 +1,5 @@
+import shutil
+
 import hypothesis
 import pytest
 import torch
@@ -14,3 +16,17 @@ def _one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Debian's Chromium, without a window; one for all, since a process can have only one."""
+    chromium = shutil.which("chromium") or shutil.which("chromium-browser")
+    if chromium is None:
+        pytest.skip("there is no chromium here: apt-get install chromium")
+    playwright = pytest.importorskip("playwright.sync_api")
+    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+    with playwright.sync_playwright() as running:
+        started = running.chromium.launch(executable_path=chromium, args=flags)
+        yield started
+        started.close()

@@ -1,7 +1,6 @@
 """The documentation as a site: built with warnings as errors, and looked at in a real browser where there is one."""
 
 import re
-import shutil
 import subprocess
 import sys
 from html.parser import HTMLParser
@@ -11,7 +10,6 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 METHODS = ("a2cid2", "overlap", "lasgd", "divisible")
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 @pytest.fixture(scope="module")
@@ -69,19 +67,6 @@ def test_every_formula_was_understood(site):
         for formula in re.findall(r"<math.*?</math>", text, re.DOTALL):
             assert "\\" not in formula, f"{page.name}: {formula}"
             assert "<mi>&</mi>" not in formula, f"{page.name}: {formula}"
-
-
-@pytest.fixture(scope="module")
-def browser():
-    if CHROMIUM is None:
-        pytest.skip("needs Chromium, which is not installed")
-    from playwright.sync_api import sync_playwright
-
-    flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
-    with sync_playwright() as playwright:
-        running = playwright.chromium.launch(executable_path=CHROMIUM, args=flags)
-        yield running
-        running.close()
 
 
 @pytest.mark.parametrize(("scheme", "width"), [("light", 1280), ("dark", 1280), ("light", 400)])

@@ -1,4 +1,4 @@
-"""Run folders to report on, and a real browser to look at the pages with."""
+"""Run folders to report on, and their pages in a real browser."""
 
 import json
 import shutil
@@ -7,9 +7,6 @@ from pathlib import Path
 import pytest
 
 from gossamer.cli import main
-
-CHROMIUM = shutil.which("chromium")
-FLAGS = ("--no-sandbox", "--disable-gpu", "--disable-background-networking")
 
 
 @pytest.fixture(scope="session")
@@ -31,18 +28,6 @@ def copied(kept, tmp_path):
 
 def change_json(path, **changes):
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
-@pytest.fixture(scope="session")
-def browser():
-    """Debian's Chromium, without a window."""
-    if CHROMIUM is None:
-        pytest.skip("there is no chromium here: apt-get install chromium")
-    playwright = pytest.importorskip("playwright.sync_api")
-    with playwright.sync_playwright() as running:
-        started = running.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
-        yield started
-        started.close()
 
 
 class Look:
