@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import threading
 from functools import partial
 
 import numpy as np
@@ -20,7 +21,7 @@ from gossamer.tasks import Batches, Task
 from gossamer.tasks.cifar10 import normalise, resnet18
 from gossamer.virtual.blocks import WIDE_BYTES
 from gossamer.virtual.gradients import Evaluator
-from gossamer.virtual.graphs import _Lane
+from gossamer.virtual.graphs import Lane
 from gossamer.virtual.simulation import make_cluster, simulate
 from gossamer.virtual.ways import Single, StandIns
 from plain_training import (
@@ -262,7 +263,7 @@ def test_gradients_replace_the_parameters_that_they_are_of_as_they_come(again, m
     gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
     expected = layout.pack(gradients, torch.empty_like(start))
     single = Single(task, model, layout, no_buffers, torch.device("cpu"), in_place=True)
-    lane = _Lane(single, *task.train)
+    lane = Lane(single, *task.train)
     lane.settle(start, single.buffers)
     assert lane.held_at_most == (math.inf if again else 0)
     early = []
@@ -290,9 +291,18 @@ class Stubborn(nn.Linear):
         return Stubborn(self.in_features, self.out_features)
 
 
-def test_a_model_that_copies_itself_in_a_way_of_its_own_is_told_to_be_batched():
-    task = dataclasses.replace(branches_task(), model=lambda: Stubborn(6, 3))
-    with pytest.raises(InputError, match="__deepcopy__"):
+class Locked(nn.Linear):
+    def __init__(self, *shape):
+        super().__init__(*shape)
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"), [(Stubborn, "in a way of its own.*batched"), (Locked, "cannot be copied .*batched; .*pickle")]
+)
+def test_a_model_that_cannot_be_copied_is_told_to_be_batched(kind, why):
+    task = dataclasses.replace(branches_task(), model=lambda: kind(6, 3))
+    with pytest.raises(InputError, match=why):
         computed(task, torch.device("cpu"), "loop")
     assert all(tensor.isfinite().all() for tensor in computed(task, torch.device("cpu"), "batched"))
 

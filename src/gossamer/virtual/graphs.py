@@ -70,44 +70,51 @@ class SingleGraph:
 
     def __init__(self, make: Callable[[], Single], otherwise: Callable[[], Way]) -> None:
         self.make, self.otherwise = make, otherwise
-        self.captured: tuple[_SideBySide, _SideBySide] | None = None
-        """The graph for all lanes, and that for a worker alone."""
-        self.plain: Way | None = None
+        self.way: Way | None = None
 
     def __call__(
         self, points: Tensor, buffers: Tensor, ranks: list[int], index: Tensor, inputs: Tensor, targets: Tensor
     ) -> Tensor:
-        if self.captured is None and self.plain is None:
-            try:
-                self.captured = self._capture(points[ranks[0]], buffers[ranks[0]], inputs[0], targets[0])
-            except torch.OutOfMemoryError:
-                raise
-            except RuntimeError as error:  # it copies from the CPU, or looks at a number
-                reason = str(error).partition("\n")[0]
-                warnings.warn(f"no CUDA graph of this model, which will take longer: {reason}", stacklevel=2)
-                self.plain = self.otherwise()
-        if self.captured is None:
-            assert self.plain is not None
-            return self.plain(points, buffers, ranks, index, inputs, targets)
-        together, alone = self.captured
+        if self.way is None:
+            self.way = self._capture(points[ranks[0]], buffers[ranks[0]], inputs[0], targets[0])
+        return self.way(points, buffers, ranks, index, inputs, targets)
+
+    def _capture(self, point: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor) -> Way:
+        try:
+            return _Lanes(self.make, point, buffers, inputs, targets)
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:  # it copies from the CPU, or looks at a number
+            reason = str(error).partition("\n")[0]
+        warnings.warn(f"no CUDA graph of this model, which will take longer: {reason}", stacklevel=2)
+        return self.otherwise()
+
+
+class _Lanes:
+    """Two captured graphs: of all lanes, and of one alone, for when there are not enough workers for all."""
+
+    def __init__(
+        self, make: Callable[[], Single], point: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor
+    ) -> None:
+        first = Lane(make(), inputs, targets)
+        first.settle(point, buffers)
+        lanes = [first, *(Lane(make(), inputs, targets, first.held_at_most) for _ in range(1, LANES))]
+        graphs = Graphs(inputs.device)
+        self.together, self.alone = _SideBySide(lanes, graphs), _SideBySide(lanes[:1], graphs)
+
+    def __call__(
+        self, points: Tensor, buffers: Tensor, ranks: list[int], index: Tensor, inputs: Tensor, targets: Tensor
+    ) -> Tensor:
         if len(ranks) == LANES:
-            return together(points, buffers, ranks, inputs, targets)
+            return self.together(points, buffers, ranks, inputs, targets)
         each = [
-            alone(points, buffers, [rank], x[None], y[None]) for rank, x, y in zip(ranks, inputs, targets, strict=True)
+            self.alone(points, buffers, [rank], x[None], y[None])
+            for rank, x, y in zip(ranks, inputs, targets, strict=True)
         ]
         return torch.cat(each)
 
-    def _capture(
-        self, point: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor
-    ) -> tuple[_SideBySide, _SideBySide]:
-        first = _Lane(self.make(), inputs, targets)
-        first.settle(point, buffers)
-        lanes = [first, *(_Lane(self.make(), inputs, targets, first.held_at_most) for _ in range(1, LANES))]
-        graphs = Graphs(inputs.device)
-        return _SideBySide(lanes, graphs), _SideBySide(lanes[:1], graphs)
 
-
-class _Lane:
+class Lane:
     """One of the models side by side, and what is copied into it.
 
     A gradient replaces the point, part by part, while ``backward`` is still busy with the others: as a rule there is no
@@ -170,7 +177,7 @@ class _Lane:
 class _SideBySide:
     """A captured graph of one or several lanes."""
 
-    def __init__(self, lanes: list[_Lane], graphs: Graphs) -> None:
+    def __init__(self, lanes: list[Lane], graphs: Graphs) -> None:
         self.lanes = lanes
         self.graph, _ = graphs.capture(lambda: graphs.side_by_side([lane.compute for lane in lanes]))
 

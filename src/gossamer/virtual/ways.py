@@ -97,13 +97,7 @@ class Single:
         named = dict(model.named_parameters())
         made = {part.name: nn.Parameter(torch.empty(0, dtype=part.dtype, device=device)) for part in flat.parts}
         # The copy takes these in the place of the model's own parameters.
-        self.model = copy.deepcopy(model, {id(named[name]): parameter for name, parameter in made.items()}).train()
-        copied = dict(self.model.named_parameters())
-        if not all(copied.get(name) is parameter for name, parameter in made.items()):
-            raise InputError(
-                f"{type(model).__name__} does not copy its parameters as torch's modules do (has it a __deepcopy__ of "
-                "its own?): take --gradients batched"
-            )
+        self.model = _copied(model, {named[name]: parameter for name, parameter in made.items()}).train()
         self.viewing = [(part, made[part.name]) for part in viewing]
         self.apart = [(part, made[part.name]) for part in apart]
         """Parameters that are not views."""
@@ -190,6 +184,19 @@ class Single:
         self._written |= made
         _move([(parameter, parameter) for part, parameter in self.viewing if part.name in made])
         _move([(part.view(self.point), parameter) for part, parameter in self.apart if part.name in made])
+
+
+def _copied(model: nn.Module, others: dict[nn.Parameter, nn.Parameter]) -> nn.Module:
+    """A copy of the model, with ``others`` in the place of its parameters."""
+    advice = "(for its gradients one worker after the other): take --gradients batched"
+    try:
+        copied = copy.deepcopy(model, {id(own): other for own, other in others.items()})
+    except (TypeError, RuntimeError) as error:
+        reason = str(error).partition("\n")[0]
+        raise InputError(f"{type(model).__name__} cannot be copied {advice}; {reason}") from error
+    if {id(other) for other in others.values()} - {id(parameter) for parameter in copied.parameters()}:
+        raise InputError(f"{type(model).__name__} copies itself in a way of its own, without its parameters {advice}")
+    return copied
 
 
 def _move(places: list[tuple[Tensor, nn.Parameter]]) -> None:
