@@ -35,6 +35,17 @@ def weights(model: nn.Module) -> list[float]:
     return torch.cat([value.flatten().float() for value in model.state_dict().values()]).tolist()
 
 
+def fail_once(swarm: Swarm) -> None:
+    """Let the first connection for the end of the run not come about."""
+    build = swarm.groups.finish._lane
+
+    def fails(*arguments: Any) -> Any:
+        swarm.groups.finish._lane = build  # type: ignore[method-assign]
+        raise RuntimeError("the connection was lost")
+
+    swarm.groups.finish._lane = fails  # type: ignore[method-assign]
+
+
 def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Connection) -> None:
     os.environ.update(environment, RANK=str(rank))
     torch.set_num_threads(1)
@@ -43,22 +54,29 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
     def joined(model: nn.Module, optimizer: torch.optim.Optimizer) -> Swarm:
         return join(model, optimizer, method=method, **order.get("settings", {}))
 
+    news: list[str] = []
     model, optimizer = model_and_optimizer(method)
-    with joined(model, optimizer):
+    with joined(model, optimizer) as swarm:
         advance(rank, model, optimizer, range(whole))
     in_one_go = weights(model)
+    news += swarm.news
 
     model, optimizer = model_and_optimizer(method)
     swarm = joined(model, optimizer)
     advance(rank, model, optimizer, range(half))
     state, moments = swarm.state_dict(), copy.deepcopy(optimizer.state_dict())
     swarm.finish()
+    news += swarm.news
 
     model, optimizer = model_and_optimizer(method)
     with joined(model, optimizer) as swarm:
         optimizer.load_state_dict(moments)
         swarm.load_state_dict(state)
         advance(rank, model, optimizer, range(half, whole))
+        if rank == order.get("stumbles"):
+            fail_once(swarm)
+    news += swarm.news
+    in_flight = sorted(state["in_flight"])
     out.send(
-        {"at": "finished", "in_one_go": in_one_go, "resumed": weights(model), "in_flight": sorted(state["in_flight"])}
+        {"at": "finished", "in_one_go": in_one_go, "resumed": weights(model), "in_flight": in_flight, "news": news}
     )

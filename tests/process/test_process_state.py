@@ -28,7 +28,17 @@ def test_methods_that_wait_go_on_as_if_nothing_had_happened(
     order = {"method": method, "settings": settings, "half": 7, "whole": 16}
     with RealWorkers(2, script=resume_script.train, **order) as workers:
         for end in workers.finished():
+            assert end["news"] == []
             assert end["in_flight"] == in_flight
+            assert end["resumed"] == end["in_one_go"]
+
+
+@pytest.mark.parametrize("stumbles", [0, 1])
+def test_what_is_under_way_at_the_end_is_not_lost_with_a_connection(stumbles: int) -> None:
+    settings = {"period": 4, "warmup": 2, "ratio": 4.0}
+    order = {"method": "divisible", "settings": settings, "half": 7, "whole": 16, "stumbles": stumbles}
+    with RealWorkers(2, script=resume_script.train, **order) as workers:
+        for end in workers.finished():
             assert end["resumed"] == end["in_one_go"]
 
 

@@ -22,6 +22,9 @@ import torch.distributed as dist
 from gossamer.process.aside import Aside
 
 CONNECT_S = 1.0
+OWN_S = 60.0
+"""A store in this process will be there, however busy the machine is."""
+
 ANSWER_S = 2.0
 """A store that has not answered for so long is taken for gone."""
 
@@ -130,7 +133,7 @@ class MeetingPoint:
 
     def host_own(self, host: str) -> Address:
         """Start a store in this process; returns its address."""
-        own = _host((host, 0), host, timedelta(seconds=CONNECT_S))
+        own = _host((host, 0), host, timedelta(seconds=OWN_S))
         self._hosted.append(own)
         return host, own.port
 

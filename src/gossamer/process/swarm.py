@@ -82,6 +82,8 @@ class Swarm:
         self._taken = 0
         self._met = False
         self._standing = 0
+        self._spoken = False
+        """The method's last words have begun: they cannot be begun again."""
         self.point = place.meeting_point()
         self.beats = Beats(place.rank, self.point)
         # Whoever averages beside the training also rebuilds its groups; it never holds up a step.
@@ -344,7 +346,10 @@ class Swarm:
         of = self.groups.finish
         try:
             of.begin()
-            if of.generation == 0:
+            # The first thing that is sent: where the connections fail nobody has begun yet, and it can be begun again.
+            spoken = self.groups.gather(of, FOREGROUND, (torch.tensor([int(self._spoken)]),))
+            if not any(int(each) for (each,) in spoken):
+                self._spoken = True
                 self.driver.finish(of)
             self._last_mean()
             self._standing = HAS_THE_MEAN
