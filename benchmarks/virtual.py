@@ -237,7 +237,10 @@ def peak_bytes(device: str) -> int:
 
 
 def workspaces_bytes(device: str) -> int:
-    """Give cuBLAS's workspaces back, one for each stream and thread; how large they were."""
+    """Give cuBLAS's workspaces back, one for each stream and thread, and forget the peak; how large they were.
+
+    Captured graphs may not be launched any more then.
+    """
     if not device.startswith("cuda"):
         return 0
     torch.cuda.synchronize()
