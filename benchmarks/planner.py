@@ -5,9 +5,9 @@
     python benchmarks/planner.py --table               # the table of what has been kept
 
 Four workers, a process each, on four hosts (network namespaces: needs root and iproute2) whose links carry 50, 200 or
-1,000 Mbit/s or whatever the machine can do. Compute is waiting, as on an accelerator, so that four workers do not fight
-over few cores: 100 ms a step; the same with one worker three times slower; log-normal times, σ = 0.3. In each setting
-the workers probe the cluster and then train with every candidate. What was probed and what was measured is kept under
+1,000 Mbit/s or whatever the machine can do. Compute is a wait, as on an accelerator, so that four workers do not
+fight over few cores: 100 ms a step; the same with one worker three times slower; log-normal times, σ = 0.3. In each
+setting the workers probe the cluster and then train with every candidate. What was probed and what was measured is kept under
 ``benchmarks/results/planner``; predictions are made from the former, and the recommended candidate is compared with the
 best of all that were measured.
 """
@@ -26,10 +26,10 @@ from typing import Any
 
 import numpy as np
 
-from gossamer.plan import clusterfile
+from gossamer.plan import cluster_file
 from gossamer.plan.predict import Candidate, Prediction
-from gossamer.plan.recommend import Job, Plan, make_plan
-from gossamer.process.place import free_port
+from gossamer.plan.recommend import Plan, Workload, make_plan
+from gossamer.process.store.rank_info import free_port
 from hosts import Hosts
 from tables import table
 
@@ -113,14 +113,14 @@ class Setting:
     name: str
     measured: list[float]
     plan: Plan
-    """Of the candidates, in some order."""
+    """Of the candidates, in some job_spec."""
 
     @classmethod
     def kept(cls, path: Path) -> Setting:
         found = json.loads(path.read_text())
-        machines = clusterfile.read(path.with_suffix(".toml"))
+        machines = cluster_file.read(path.with_suffix(".toml"))
         candidates = [Candidate(*each) for each in CANDIDATES]
-        plan = make_plan(machines, Job("quadratic", machines.parameters, "adam"), only=candidates)
+        plan = make_plan(machines, Workload("quadratic", machines.parameters, "adam"), only=candidates)
         return cls(f"{found['bandwidth']}, {found['compute']}", [row["measured_s"] for row in found["rows"]], plan)
 
     def prediction(self, position: int) -> Prediction:

@@ -31,7 +31,7 @@ from typing import Any
 import torch
 
 from gossamer.methods import METHODS
-from gossamer.process.place import free_port
+from gossamer.process.store.rank_info import free_port
 from hosts import Hosts
 from tables import table
 
@@ -124,28 +124,28 @@ class Crew:
                 )
             )
 
-    def turn(self, order: dict[str, Any]) -> list[dict[str, Any]]:
-        """Let all workers carry out an order; their answers by rank."""
+    def turn(self, job_spec: dict[str, Any]) -> list[dict[str, Any]]:
+        """Let all workers carry out a job; their answers by rank."""
         self.number += 1
         for process in self.processes:
             assert process.stdin is not None
-            process.stdin.write(json.dumps({**order, "number": self.number}) + "\n")
+            process.stdin.write(json.dumps({**job_spec, "number": self.number}) + "\n")
             process.stdin.flush()
         # Nothing is waited for for ever: workers that are killed answer with an empty line.
         watch = threading.Timer(ANSWER_S, self.kill)
         watch.start()
         try:
-            return [self._answer(process, order) for process in self.processes]
+            return [self._answer(process, job_spec) for process in self.processes]
         finally:
             watch.cancel()
 
-    def _answer(self, process: subprocess.Popen[str], order: dict[str, Any]) -> dict[str, Any]:
+    def _answer(self, process: subprocess.Popen[str], job_spec: dict[str, Any]) -> dict[str, Any]:
         assert process.stdout is not None
         line = process.stdout.readline()
         if not line:
             self.errors.seek(0)
             sys.exit(
-                f"a worker ended, or took longer than {ANSWER_S:.0f} s, with {order}:\n{self.errors.read()[-3000:]}"
+                f"a worker ended, or took longer than {ANSWER_S:.0f} s, with {job_spec}:\n{self.errors.read()[-3000:]}"
             )
         return dict(json.loads(line))
 
@@ -163,7 +163,7 @@ class Crew:
 def crews(
     rate_mbit: float | None, with_decent_dp: bool = False, **environment: str
 ) -> Iterator[Callable[[dict[str, Any]], list[dict[str, Any]]]]:
-    """Workers behind links of the given rate; gives the function that hands them an order."""
+    """Workers behind links of the given rate; gives the function that hands them a job."""
     with contextlib.ExitStack() as stack:
         hosts = stack.enter_context(Hosts(WORKERS, rate_mbit)) if rate_mbit is not None else None
         errors = stack.enter_context(tempfile.TemporaryFile("w+"))
@@ -172,7 +172,7 @@ def crews(
             python = decent_dp_environment() if decent else Path(sys.executable)
             made[decent] = Crew(python, hosts, errors, environment)
             stack.callback(made[decent].end)
-        yield lambda order: made[order["contender"] == "decent-dp"].turn(order)
+        yield lambda job_spec: made[job_spec["contender"] == "decent-dp"].turn(job_spec)
 
 
 def decent_dp_environment() -> Path:
@@ -286,12 +286,12 @@ def accuracy(args: argparse.Namespace) -> list[Row]:
             for task, job in TASKS.items():
                 results = {}
                 for one in contenders("ddp", *METHODS):
-                    order = order_for(one, args, job="accuracy", task=task, data=args.data, **job, **extra)
-                    order["lr"] = LEARNING_RATES[one.optimizer]
+                    job_spec = order_for(one, args, job="accuracy", task=task, data=args.data, **job, **extra)
+                    job_spec["lr"] = LEARNING_RATES[one.optimizer]
                     if not one.lockstep:
-                        order["steps"] *= FREE
-                        order["keep_every"] *= 2
-                    results[one.name] = turn(order)[0]
+                        job_spec["steps"] *= FREE
+                        job_spec["keep_every"] *= 2
+                    results[one.name] = turn(job_spec)[0]
                 ddp = results["ddp"]["reached"]
                 for name, result in results.items():
                     reached = result["reached"]

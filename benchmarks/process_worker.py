@@ -1,6 +1,6 @@
-"""One worker of ``benchmarks/process.py``: takes orders as lines of JSON, answers each with a line of JSON.
+"""One worker of ``benchmarks/process.py``: reads jobs as lines of JSON and answers each with a line of JSON.
 
-An order names a *contender* (a way to train: nothing joined, torch DDP, decent-dp, or one of our methods) and a *job*.
+A job names a *contender* (a way to train: nothing joined, torch DDP, decent-dp, or one of our methods) and what to do.
 It is carried out by all workers together. Runs also where only torch and decent-dp are installed.
 """
 
@@ -28,7 +28,7 @@ LAYERS = 5
 FORWARD_SHARE = 1 / 3
 """A gradient's share of the time that is spent in the forward pass."""
 
-Order = dict[str, Any]
+JobSpec = dict[str, Any]
 
 
 class Layer(torch.autograd.Function):
@@ -121,11 +121,11 @@ def make_optimizer(kind: str, parameters: Any, lr: float) -> torch.optim.Optimiz
 class Contender:
     """A model under training, one way or another. ``step`` makes one step from inputs and targets."""
 
-    def __init__(self, order: Order, model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
-        self.name, self.model, self.loss = order["contender"], model, loss
+    def __init__(self, job_spec: JobSpec, model: nn.Module, loss: Callable[[Tensor, Tensor], Tensor]) -> None:
+        self.name, self.model, self.loss = job_spec["contender"], model, loss
         self.optimizer: torch.optim.Optimizer | None = None
         self.swarm: Any = None
-        kind, lr = order["optimizer"], order["lr"]
+        kind, lr = job_spec["optimizer"], job_spec["lr"]
         if self.name == "decent-dp":
             self.forward: nn.Module = decent(model, kind, lr)
             return
@@ -135,7 +135,7 @@ class Contender:
             import gossamer
 
             self.swarm = gossamer.join(
-                model, self.optimizer, method=self.name, topology="ring", seed=order["seed"], **order["settings"]
+                model, self.optimizer, method=self.name, topology="ring", seed=job_spec["seed"], **job_spec["settings"]
             )
 
     def step(self, inputs: Tensor, targets: Tensor) -> None:
@@ -162,42 +162,42 @@ def decent(model: nn.Module, kind: str, lr: float) -> nn.Module:
     return DecentralizedDataParallel(model, optim_fn=optimizer, topology="ring")
 
 
-def slowed(order: Order) -> float:
+def slowed(job_spec: JobSpec) -> float:
     """How many times slower than usual this worker is."""
-    rank, factor = order.get("straggler", (-1, 1.0))
+    rank, factor = job_spec.get("straggler", (-1, 1.0))
     return factor if rank == dist.get_rank() else 1.0
 
 
-def speed(order: Order) -> dict[str, Any]:
+def speed(job_spec: JobSpec) -> dict[str, Any]:
     """How many steps this worker makes in a second."""
-    torch.manual_seed(order["seed"])
-    waiting = order["model"] == "waiting"
-    factor = slowed(order)
+    torch.manual_seed(job_spec["seed"])
+    waiting = job_spec["model"] == "waiting"
+    factor = slowed(job_spec)
     if waiting:
-        model: nn.Module = Waiting(order["size"], order["wait_s"] * factor)
+        model: nn.Module = Waiting(job_spec["size"], job_spec["wait_s"] * factor)
         inputs, targets = torch.zeros(1, requires_grad=True), torch.zeros(1)
     else:
-        model = MODELS[order["model"]]()
-        inputs, targets = torch.randn(order["batch"], 784), torch.randint(10, (order["batch"],))
-    contender = Contender(order, model, (lambda out, _: out.sum()) if waiting else nn.functional.cross_entropy)
-    warm_up = order["warm_up_steps"]
+        model = MODELS[job_spec["model"]]()
+        inputs, targets = torch.randn(job_spec["batch"], 784), torch.randint(10, (job_spec["batch"],))
+    contender = Contender(job_spec, model, (lambda out, _: out.sum()) if waiting else nn.functional.cross_entropy)
+    warm_up = job_spec["warm_up_steps"]
     began = time.monotonic()
     for step in range(warm_up):
         if step == warm_up // 2:
             began = time.monotonic()
         contender.step(inputs, targets)
     steps = None
-    if order["lockstep"]:
+    if job_spec["lockstep"]:
         # All make the same number of steps, a multiple of what recurs.
-        likely = order["seconds"] * (warm_up - warm_up // 2) / (time.monotonic() - began)
-        count = torch.tensor([max(1, round(likely / order["cycle"])) * order["cycle"]])
+        likely = job_spec["seconds"] * (warm_up - warm_up // 2) / (time.monotonic() - began)
+        count = torch.tensor([max(1, round(likely / job_spec["cycle"])) * job_spec["cycle"]])
         dist.broadcast(count, 0)
         steps = int(count)
     else:
         dist.barrier()
     before, made = contender.exchanges(), 0
     began, cpu = time.monotonic(), time.process_time()
-    while made < steps if steps is not None else time.monotonic() < began + order["seconds"]:
+    while made < steps if steps is not None else time.monotonic() < began + job_spec["seconds"]:
         contender.step(inputs, targets)
         made += 1
     took, cpu = time.monotonic() - began, time.process_time() - cpu
@@ -206,25 +206,25 @@ def speed(order: Order) -> dict[str, Any]:
     return {"steps_per_s": made / took, "exchanges_per_step": exchanges / made, "cpu_s_per_step": cpu / made}
 
 
-def accuracy(order: Order) -> dict[str, Any]:
+def accuracy(job_spec: JobSpec) -> dict[str, Any]:
     """How long until worker 0's own model is right on a given share of the test set.
 
     Its weights are put aside every few steps and looked at afterwards, so that looking takes no time.
     """
-    torch.manual_seed(order["seed"])
-    data = Data(order["task"], order["data"])
-    generator = torch.Generator().manual_seed(1000 * order["seed"] + dist.get_rank())
-    factor, first = slowed(order), dist.get_rank() == 0
-    model = MODELS[order["task"]]()
-    contender = Contender(order, model, nn.functional.cross_entropy)
+    torch.manual_seed(job_spec["seed"])
+    data = Data(job_spec["task"], job_spec["data"])
+    generator = torch.Generator().manual_seed(1000 * job_spec["seed"] + dist.get_rank())
+    factor, first = slowed(job_spec), dist.get_rank() == 0
+    model = MODELS[job_spec["task"]]()
+    contender = Contender(job_spec, model, nn.functional.cross_entropy)
     store = dist.distributed_c10d._get_default_store()
-    over = f"over/{order['number']}"
+    over = f"over/{job_spec['number']}"
     kept: list[tuple[float, int, dict[str, Tensor]]] = []
     dist.barrier()
     began, step = time.monotonic(), 0
-    while step < order["steps"] if order["lockstep"] or first else not store.check([over]):
+    while step < job_spec["steps"] if job_spec["lockstep"] or first else not store.check([over]):
         step_began = time.monotonic()
-        inputs, targets = data.batch(order["batch"], generator)
+        inputs, targets = data.batch(job_spec["batch"], generator)
         contender.loss(contender.forward(inputs), targets).backward()
         if factor > 1.0:
             # Slow is its gradient, not its optimizer nor what it waits for.
@@ -233,7 +233,7 @@ def accuracy(order: Order) -> dict[str, Any]:
         contender.optimizer.step()
         contender.optimizer.zero_grad()
         step += 1
-        if first and step % order["keep_every"] == 0:
+        if first and step % job_spec["keep_every"] == 0:
             weights = {name: tensor.detach().clone() for name, tensor in model.state_dict().items()}
             kept.append((time.monotonic() - began, step, weights))
     if first:
@@ -245,21 +245,21 @@ def accuracy(order: Order) -> dict[str, Any]:
         with torch.no_grad():
             right = float((model(data.test[0]).argmax(1) == data.test[1]).float().mean())
         best = max(best, right)
-        if right >= order["target"]:
+        if right >= job_spec["target"]:
             reached = {"seconds": seconds, "steps": at}
             break
     dist.barrier()
     return {"reached": reached, "best": best, "steps": step}
 
 
-def memory(order: Order) -> dict[str, Any]:
+def memory(job_spec: JobSpec) -> dict[str, Any]:
     """How much memory this worker takes at most, beyond what it held before."""
     gc.collect()
     ctypes.CDLL(None).malloc_trim(0)
     before = resident("VmRSS")
     # The kernel then forgets the peak so far.
     Path("/proc/self/clear_refs").write_text("5")
-    speed(order)
+    speed(job_spec)
     return {"peak_bytes": resident("VmHWM") - before}
 
 
@@ -270,10 +270,10 @@ def resident(what: str) -> int:
     raise AssertionError(what)
 
 
-JOBS: dict[str, Callable[[Order], dict[str, Any]]] = {"speed": speed, "accuracy": accuracy, "memory": memory}
+JOBS: dict[str, Callable[[JobSpec], dict[str, Any]]] = {"speed": speed, "accuracy": accuracy, "memory": memory}
 
 
-def orders() -> Iterator[Order]:
+def job_specs() -> Iterator[JobSpec]:
     for line in sys.stdin:
         yield json.loads(line)
 
@@ -285,9 +285,9 @@ def main() -> None:
     os.dup2(2, 1)
     dist.init_process_group("gloo")
     with contextlib.suppress(KeyboardInterrupt):
-        for order in orders():
+        for job_spec in job_specs():
             dist.barrier()
-            answer = JOBS[order["job"]](order)
+            answer = JOBS[job_spec["job"]](job_spec)
             gc.collect()
             results.write(json.dumps(answer) + "\n")
             results.flush()

@@ -42,7 +42,7 @@ RUNS = {
 STEPS = 1_600
 """Of all workers together, in one turn."""
 
-WAYS = ("nothing", "recording", "trace")
+GRADIENT_BACKENDS = ("nothing", "recording", "trace")
 
 
 class Racer:
@@ -72,15 +72,15 @@ def cost(repeats: int) -> str:
     rows = []
     for name, values in RUNS.items():
         with tempfile.TemporaryDirectory() as folder:
-            racers = {way: Racer(values, way, Path(folder)) for way in WAYS}
-            taken: dict[str, list[float]] = {way: [] for way in WAYS}
+            racers = {way: Racer(values, way, Path(folder)) for way in GRADIENT_BACKENDS}
+            taken: dict[str, list[float]] = {way: [] for way in GRADIENT_BACKENDS}
             for racer in racers.values():
                 racer.seconds_per_step()
             for _ in range(repeats):
                 for way, racer in racers.items():
                     taken[way].append(racer.seconds_per_step())
         # The calmest turn of each: whatever else the machine does makes a turn longer, never shorter.
-        plain, *others = (min(taken[way]) for way in WAYS)
+        plain, *others = (min(taken[way]) for way in GRADIENT_BACKENDS)
         rows.append([name, f"{1e6 * plain:.1f}", *(f"{1e6 * other:.1f}" for other in others)])
         rows[-1] += [f"{100 * (other / plain - 1):+.1f}%" for other in others]
     columns = ["run", "µs per step", "with recording", "with a trace", "recording costs", "a trace costs"]

@@ -31,7 +31,7 @@ from torch.profiler import ProfilerActivity, profile
 import gossamer
 from gossamer.methods import METHODS
 from gossamer.optim import AccumAdam
-from gossamer.process.place import free_port
+from gossamer.process.store.rank_info import free_port
 from gossamer.tasks.resnet import ResNet18
 
 BATCH = 64

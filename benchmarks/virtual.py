@@ -30,7 +30,7 @@ from torch import nn
 from gossamer.config import Run, resolve
 from gossamer.tasks import Task
 from gossamer.tasks.scores import cross_entropy
-from gossamer.virtual.cluster import Cluster
+from gossamer.virtual.sim.cluster import Cluster
 from gossamer.virtual.simulation import make_cluster
 from tables import table
 
@@ -106,7 +106,7 @@ def throughput(args: argparse.Namespace) -> list[dict[str, Any]]:
     for clock in CLOCKS:
         for method in METHODS:
             common = {"workers": args.workers, "method": method, "clock": clock, "device": args.device}
-            runs = [resolved(gradients=way, seed=args.seed, **common) for way in ("batched", "loop")]
+            runs = [resolved(gradient_backend=way, seed=args.seed, **common) for way in ("batched", "loop")]
             batched, loop = (Racer(run) for run in runs)
             plain = plain_training(runs[0].task, args.workers, batched.batch, args.device)
             # About as long for each, so that a busy moment of the machine weighs alike.
@@ -153,7 +153,7 @@ def resnet(args: argparse.Namespace) -> list[dict[str, Any]]:
             common = {"task": "cifar10", "model": "resnet18", "data": str(data), "batch": 128, "device": args.device}
             common["precision"] = precision
             graph, loop = (
-                Racer(resolved(gradients=way, workers=4, method=method, seed=args.seed, **common))
+                Racer(resolved(gradient_backend=way, workers=4, method=method, seed=args.seed, **common))
                 for way in ("graph", "loop")
             )
             graph.steps(8), loop.steps(8)
@@ -203,7 +203,9 @@ def one_memory(method: str, way: str, device: str, seed: int, workers: int = 16)
     """In a process of its own, since a peak never goes down."""
     task = large_task(seed)
     # Over links on which vectors of this length arrive between two steps.
-    run = resolved(workers=workers, method=method, gradients=way, device=device, seed=seed, batch=8, link="100gbit")
+    run = resolved(
+        workers=workers, method=method, gradient_backend=way, device=device, seed=seed, batch=8, link="100gbit"
+    )
     run = dataclasses.replace(run, task=task)
     # What torch and its kernels take, whatever is computed with them.
     nn.Linear(8, 8, device=device)(torch.ones(8, 8, device=device)).sum().backward()

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from gossamer.config import Run, resolve
 from gossamer.methods import METHODS
 from gossamer.tasks import Batches, Task, partition
-from gossamer.virtual.cluster import Cluster
-from gossamer.virtual.simulation import Result, make_cluster, simulate
+from gossamer.virtual.sim.cluster import Cluster
+from gossamer.virtual.simulation import SimulationResult, make_cluster, simulate
 
 INSTANT = {"clock": "hardware", "compute": "constant:1s", "link": "inf"}
 """Machines that are all alike, and a network that takes no time."""
@@ -44,7 +44,7 @@ def make_precise_run(**values: Any) -> Run:
     return run
 
 
-def simulated(**values: Any) -> Result:
+def simulated(**values: Any) -> SimulationResult:
     return simulate(make_run(**values))
 
 
@@ -109,7 +109,7 @@ def each_step(name: str, seen: Callable[[Any], None]) -> Iterator[None]:
         yield
 
 
-def trajectory(run: Run) -> tuple[dict[tuple[int, int], Tensor], Result]:
+def trajectory(run: Run) -> tuple[dict[tuple[int, int], Tensor], SimulationResult]:
     """A run, and every worker's parameters after each of its steps, by (step, rank)."""
     found: dict[tuple[int, int], Tensor] = {}
 

@@ -118,7 +118,7 @@ def test_a_graph_of_ones_own():
         ({"clock": "idle"}, "unknown value for --clock 'idle'.*Did you mean 'ideal'?"),
         ({"schedule": "cos"}, "unknown value for --schedule 'cos'"),
         ({"device": "abacus"}, "--device is 'abacus': expected cpu"),
-        ({"gradients": "quick"}, "unknown value for --gradients"),
+        ({"gradient_backend": "quick"}, "unknown value for --gradient-backend"),
         ({"method": "gossip", "period": 3}, "--period does not apply to gossip: it is an option of .*localsgd"),
         ({"method": "allreduce", "rate": 2.0}, "--rate does not apply to allreduce: it is an option of a2cid2, gossip"),
         ({"method": "gossip", "rate": 0}, "--rate is 0.0: expected more than 0"),

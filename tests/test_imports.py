@@ -17,7 +17,7 @@ FORBIDDEN = {
 
 # Who may import whom: only from the same layer or one below.
 LAYERS = (
-    {"errors", "settings", "seeds", "flat", "memory", "pieces", "effects", "worker"}
+    {"errors", "settings", "seeds", "flat", "memory", "vector_math", "effects", "worker", "hardware", "results"}
     | {"topology", "compress", "optim", "recording"},
     {"methods", "tasks"},
     {"virtual", "process", "config"},
@@ -104,26 +104,26 @@ def test_topologies_do_without_torch():
             assert not {found for found in imports(name) if found.split(".")[0] == "torch"}, name
 
 
-def part_of(name):
+def package_of(name):
     """``methods`` of ``gossamer.methods.gossip``; empty for the package itself."""
     return name.split(".")[1] if "." in name else ""
 
 
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_imports_go_one_way(name):
-    own = part_of(name)
+    own = package_of(name)
     assert own in LAYER, f"say in which layer {own} is"
     if own == "":
         return
     for found in imports(name):
-        if found.split(".")[0] == "gossamer" and found in MODULES and part_of(found):
-            assert LAYER[part_of(found)] <= LAYER[own], f"{name} imports {found}"
+        if found.split(".")[0] == "gossamer" and found in MODULES and package_of(found):
+            assert LAYER[package_of(found)] <= LAYER[own], f"{name} imports {found}"
 
 
 def test_methods_and_tasks_and_worlds_do_not_know_each_other():
     for name in MODULES:
-        others = {part_of(found) for found in imports(name) if found in MODULES}
-        own = part_of(name)
+        others = {package_of(found) for found in imports(name) if found in MODULES}
+        own = package_of(name)
         if own == "methods":
             assert "tasks" not in others, name
         if own == "tasks":

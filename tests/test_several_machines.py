@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from gossamer.process.place import find_place
+from gossamer.process.store.rank_info import find_rank_info
 
 PAGE = (Path(__file__).parents[1] / "docs" / "several-machines.md").read_text(encoding="utf-8")
 
@@ -29,7 +29,7 @@ def test_the_kubernetes_manifest_gives_every_worker_its_place(monkeypatch):
     monkeypatch.setenv("RANK", "3")
     for name, entry in environment.items():
         monkeypatch.setenv(name, entry["value"])
-    place = find_place()
+    place = find_rank_info()
     assert (place.rank, place.workers) == (3, job["spec"]["completions"])
     assert place.host == f"{job['metadata']['name']}-0.{service['metadata']['name']}"
     assert place.port == service["spec"]["ports"][0]["port"]
@@ -45,5 +45,5 @@ def test_the_slurm_script_gives_every_worker_its_place(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLURM_PROCID", "5")
     monkeypatch.setenv("SLURM_NTASKS", "16")
-    place = find_place()
+    place = find_rank_info()
     assert (place.rank, place.workers, place.port) == (5, 16, 29500)

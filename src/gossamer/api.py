@@ -12,13 +12,13 @@ from torch import Tensor, nn
 from gossamer.config import resolve
 from gossamer.errors import InputError
 from gossamer.plan.auto import AUTO, choose_for_loop
-from gossamer.process.join import join as join_workers
-from gossamer.process.place import find_place
-from gossamer.process.swarm import Swarm
+from gossamer.process.runtime.join import join as join_workers
+from gossamer.process.runtime.swarm import Swarm
+from gossamer.process.store.rank_info import find_rank_info
 from gossamer.tasks import Task
-from gossamer.virtual.simulation import Result, Watch
+from gossamer.virtual.compute.optimizers import MakeOptimizer
+from gossamer.virtual.simulation import SimulationResult, Watch
 from gossamer.virtual.simulation import simulate as run_simulation
-from gossamer.virtual.updates import MakeOptimizer
 
 
 def simulate(
@@ -29,7 +29,7 @@ def simulate(
     schedule: str | Callable[[int], float] = "",
     watch: Watch | None = None,
     **settings: Any,
-) -> Result:
+) -> SimulationResult:
     """Train one model on virtual workers: real gradients, simulated time.
 
     task
@@ -41,7 +41,7 @@ def simulate(
     schedule
         A name, or a function from the step number to a factor on the learning rate. Empty: what suits the task.
     watch
-        Called with every point of the history, the same for each worker, and the news since the last.
+        Called with every point of the history, the same for each worker, and the events since the last.
     settings
         Any option of ``gossamer simulate`` by its name, such as ``method="a2cid2"``, ``workers=64``, ``lr=0.1``.
 
@@ -94,7 +94,7 @@ def join(
 
     method, topology
         Names as in ``gossamer methods`` and ``gossamer topology``; a topology may also be a networkx graph. The method
-        ``auto`` measures the workers for some seconds, plans, and takes the winner and its topology; ``swarm.news``
+        ``auto`` measures the workers for some seconds, plans, and takes the winner and its topology; ``swarm.events``
         says which.
     seed
         The same on all workers.
@@ -117,7 +117,7 @@ def join(
         )
     if settings or topology != "ring":
         raise InputError("method auto chooses the topology and the options too: leave them out, or name a method")
-    choice, chosen = choose_for_loop(find_place(), model, optimizer, loss)
+    choice, chosen = choose_for_loop(find_rank_info(), model, optimizer, loss)
     swarm = join_workers(model, optimizer, seed=seed, transport=transport, **chosen)
-    swarm.news.append(f"auto: {choice.verdict}")
+    swarm.events.append(f"auto: {choice.verdict}")
     return swarm

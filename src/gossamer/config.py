@@ -18,14 +18,14 @@ from torch import nn
 
 from gossamer import optim, tasks
 from gossamer.errors import InputError, unknown
+from gossamer.hardware import HardwareConfig
 from gossamer.methods import METHODS, Method, MethodConfig, find
 from gossamer.settings import Settings, from_values, option
 from gossamer.tasks import Task, TaskConfig
 from gossamer.topology import Topology, build
 from gossamer.topology import names as topologies
-from gossamer.virtual.gradients import PRECISIONS, WAYS
-from gossamer.virtual.hardware import HardwareConfig
-from gossamer.virtual.updates import MakeOptimizer
+from gossamer.virtual.compute.evaluator import GRADIENT_BACKENDS, PRECISIONS
+from gossamer.virtual.compute.optimizers import MakeOptimizer
 
 SCHEDULES = ("constant", "cosine", "linear", "step")
 
@@ -44,7 +44,7 @@ class RunConfig(Settings):
     lr: float = option(0.05, "learning rate", least=0)
     momentum: float = option(0.9, "momentum, for optimizers that have one", least=0, most=1)
     weight_decay: float = option(0.0, "weight decay", least=0)
-    accum: int = option(4, "steps over which AccumAdam gathers gradients for its moments", least=1)
+    accumadam_period: int = option(4, "steps over which AccumAdam gathers gradients for its moments", least=1)
     schedule: str = option("constant", "how the learning rate changes over the run", choices=SCHEDULES)
     lr_warmup: int = option(0, "steps over which the learning rate rises at the start", least=0)
     batch: int = option(32, "samples per mini-batch and worker", least=1)
@@ -57,7 +57,7 @@ class RunConfig(Settings):
     precision: str = option(
         "float32", "what models compute in; bfloat16: by autocast, weights stay as they are", choices=PRECISIONS
     )
-    gradients: str = option("auto", "how the workers' gradients are computed", choices=WAYS)
+    gradient_backend: str = option("auto", "how the workers' gradients are computed", choices=GRADIENT_BACKENDS)
     eval_every: int = option(
         0, "history points between two evaluations on the test set; 0: as often as is cheap", least=0
     )
@@ -228,7 +228,7 @@ def _optimizer(config: RunConfig, parameters: Iterable[nn.Parameter]) -> torch.o
         lr=config.lr,
         momentum=config.momentum,
         weight_decay=config.weight_decay,
-        period=config.accum,
+        period=config.accumadam_period,
     )
 
 

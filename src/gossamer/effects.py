@@ -11,7 +11,7 @@ effect             what the world does                                          
 ``Gather(ts, …)``  collects tensors from every worker                            a list of tuples of tensors
 ``Pair(rate)``     finds a neighbour that is ready too, ``rate`` per gradient    the peer's rank
 ``Swap(v, peer)``  trades vectors with that peer                                 its vector, ``None`` if it left
-``Steps(k)``       waits until the worker has made ``k`` more steps              ``None``
+``WaitSteps(k)``       waits until the worker has made ``k`` more steps              ``None``
 ``Start(effect)``  begins a ``Mean`` or ``Gather`` and comes back at once        a ``Ticket``
 ``Wait(ticket)``   waits for what was started                                    its answer
 =================  ============================================================  ==============================
@@ -71,7 +71,7 @@ class Swap:
 
 
 @dataclass(frozen=True, slots=True)
-class Steps:
+class WaitSteps:
     """Wait until the worker has made ``count`` more steps."""
 
     count: int
@@ -102,7 +102,7 @@ class Wait:
     ticket: Ticket
 
 
-Effect = Update | Mean | Gather | Pair | Swap | Steps | Start | Wait
+Effect = Update | Mean | Gather | Pair | Swap | WaitSteps | Start | Wait
 
-Asking = Generator[Effect, Any, None]
+MethodGenerator = Generator[Effect, Any, None]
 """What a method's ``step`` and ``background`` are: they yield effects, are sent answers, and return nothing."""

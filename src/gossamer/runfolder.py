@@ -50,7 +50,7 @@ RECORDING_SHARE = 0.005
 """Of the run's time that may be spent on writing recordings."""
 
 
-class Sparingly:
+class WriteThrottle:
     """Lets a recording be written now and then: the longer it takes, the more seldom."""
 
     def __init__(self) -> None:
@@ -95,7 +95,7 @@ class RunFolder:
         history: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         self.path, self.recorder = path, recorder
-        self._sparingly = Sparingly()
+        self._sparingly = WriteThrottle()
         if history is None:
             make_folder(path)
         write_json(path / RUN, facts(command, world, time_unit))

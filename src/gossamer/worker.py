@@ -62,7 +62,7 @@ class Worker(Protocol):
     def vector(self, name: str, size: int | None = None) -> Tensor:
         """A vector of the method's own by name: zero at first, as long as ``x`` unless a size is given."""
 
-    def setting(self, name: str) -> Any:
+    def optimizer_setting(self, name: str) -> Any:
         """A hyper-parameter of the optimizer now, the learning rate as scheduled."""
 
     def snapshot(self, write: Callable[[Worker, Tensor], None] | None = None) -> Tensor:

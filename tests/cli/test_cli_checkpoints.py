@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from gossamer.methods import METHODS
 from gossamer.report.recordings import read_recording
 from gossamer.train.checkpoint import find_checkpoint
-from gossamer.train.statefile import read_state, write_state
+from gossamer.train.state_file import read_state, write_state
 
 LOCKSTEP = [name for name, method in METHODS.items() if method.lockstep]
 
@@ -68,8 +68,8 @@ def test_methods_that_wait_go_on_as_if_nothing_had_happened(gossamer, task, meth
 
 
 def test_methods_that_do_not_wait_go_on_to_the_same_number_of_steps(gossamer, task):
-    order = ("--method", "a2cid2", "--compute", "15ms", "--checkpoint-every", "40")
-    gossamer(*RUN[:6], "120", *RUN[7:], *order)
+    job_spec = ("--method", "a2cid2", "--compute", "15ms", "--checkpoint-every", "40")
+    gossamer(*RUN[:6], "120", *RUN[7:], *job_spec)
     first = complete(task / "run")
     assert first
     assert set(first) <= {120, 240, 360}
@@ -193,7 +193,7 @@ def test_a_state_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypa
         place.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gossamer.train.statefile.save_file", full)
+    monkeypatch.setattr("gossamer.train.state_file.save_file", full)
     with pytest.raises(OSError, match="No space left"):
         write_state(path, state, 8)
     assert path.read_bytes() == before

@@ -8,13 +8,13 @@ from rich.console import Console
 
 from gossamer.cli import live
 from gossamer.cli.live import BARS, SPARKS, Course, LiveView, line, most_telling
-from gossamer.report.view import Row, View, state_of
-from gossamer.train.report import Report
+from gossamer.report.view import View, WorkerRow, state_of
+from gossamer.train.status import WorkerStatus
 
 
 def view_of(count, share=0.5, states=None, **changes):
     rows = [
-        Row(rank, 100 - rank, 2.0 - 0.01 * rank, None, 3 * rank, (states or {}).get(rank, "training"))
+        WorkerRow(rank, 100 - rank, 2.0 - 0.01 * rank, None, 3 * rank, (states or {}).get(rank, "training"))
         for rank in range(count)
     ]
     values = {"time": 30.0, "time_unit": "s", "wall_s": 60.0, "train_loss": 0.25, "accuracy": 0.9, "consensus": 0.01}
@@ -122,7 +122,7 @@ def test_who_is_slow():
 
 
 def test_a_workers_loss_is_that_of_its_newest_batches():
-    earlier = Report(0, loss_sum=40.0, loss_count=10)
-    assert Report(0, loss_sum=42.0, loss_count=20).loss_since(earlier) == 0.2
+    earlier = WorkerStatus(0, loss_sum=40.0, loss_count=10)
+    assert WorkerStatus(0, loss_sum=42.0, loss_count=20).loss_since(earlier) == 0.2
     assert earlier.loss_since(earlier) is None
-    assert Report(0, loss_sum=3.0, loss_count=1).loss_since(earlier) == 3.0
+    assert WorkerStatus(0, loss_sum=3.0, loss_count=1).loss_since(earlier) == 3.0

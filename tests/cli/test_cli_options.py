@@ -104,7 +104,7 @@ def test_what_cannot_be_understood_is_one_line(gossamer, arguments, words):
         ("schedule", "cosin", ("--schedule", "'cosine'")),
         ("clock", "real", ("--clock", "ideal")),
         ("device", "tpu", ("--device is 'tpu'",)),
-        ("gradients", "fast", ("--gradients", "batched")),
+        ("gradient-backend", "fast", ("--gradient-backend", "batched")),
         ("seed", "-1", ("--seed is -1",)),
         ("dim", "0", ("--dim is 0",)),
         ("data", "x", ("does not use data",)),
@@ -165,7 +165,7 @@ def test_memory_that_is_not_there_is_one_line(gossamer, monkeypatch):
     def build(*arguments, **named):
         raise MemoryError("Unable to allocate 7 GiB")
 
-    monkeypatch.setattr("gossamer.cli.topology.build", build)
+    monkeypatch.setattr("gossamer.cli.commands.topology.build", build)
     gossamer("topology", "ring", "--workers", "1000000000").refused("out of memory", "7 GiB", "fewer --workers")
 
 
@@ -173,7 +173,7 @@ def test_an_error_of_ours_is_not_hidden(gossamer, monkeypatch):
     def build(*arguments, **named):
         raise RuntimeError("a bug")
 
-    monkeypatch.setattr("gossamer.cli.topology.build", build)
+    monkeypatch.setattr("gossamer.cli.commands.topology.build", build)
     with pytest.raises(RuntimeError, match="a bug"):
         gossamer("topology", "ring")
 

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gossamer.process.place import free_port
+from gossamer.process.store.rank_info import free_port
 from gossamer.seeds import stream
-from gossamer.train.looks import Looks
+from gossamer.train.eval_schedule import EvalSchedule
 
 QUADRATIC = ("--task", "quadratic", "--dim", "8", "--lr", "0.05", "--workers", "3", "--steps", "20")
 
@@ -120,7 +120,7 @@ def test_the_help_shows_only_what_applies(gossamer):
     shown = gossamer("train", "--help").out
     assert "--straggler" in shown
     assert "--restart" in shown
-    for option in ("--clock", "--slow-link", "--fail", "--gradients"):
+    for option in ("--clock", "--slow-link", "--fail", "--gradient-backend"):
         assert option not in shown
 
 
@@ -278,7 +278,7 @@ def test_a_killed_worker_is_started_again(running, tmp_path):
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["workers_gone"] == []
     assert summary["worker_reports"][1]["state"] == "done"
-    assert any("took over the weights" in news for news in summary["news"])
+    assert any("took over the weights" in events for events in summary["events"])
 
 
 def test_under_torchrun_the_command_joins(command, tmp_path):
@@ -345,7 +345,7 @@ def test_workers_look_at_the_test_set_now_and_then(gossamer):
 
 
 def test_looks_at_the_test_set_are_as_rare_as_they_are_dear():
-    looks = Looks(every=0, workers=4)
+    looks = EvalSchedule(every=0, workers=4)
     assert not looks.due(now=1e9, step=1000)
     for guess in (5.0, 0.1, 0.2):
         looks.expect(now=10.0, cost_s=guess)
@@ -356,4 +356,4 @@ def test_looks_at_the_test_set_are_as_rare_as_they_are_dear():
     assert not looks.guessing
     assert not looks.due(now=130.0, step=1)
     assert looks.due(now=131.5, step=1)
-    assert [step for step in range(1, 13) if Looks(every=5, workers=4).due(now=0.0, step=step)] == [5, 10]
+    assert [step for step in range(1, 13) if EvalSchedule(every=5, workers=4).due(now=0.0, step=step)] == [5, 10]

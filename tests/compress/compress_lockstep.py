@@ -76,9 +76,9 @@ def average_all(
     """The means, the kept parts and the bytes sent of one averaging."""
     workers = workers or make_workers(len(vectors), vectors[0])
     before = [vector.clone() for vector in vectors]
-    asking: Callable[..., Any] = compressor.average
+    generator: Callable[..., Any] = compressor.average
     returned, num_bytes = together(
-        [asking(worker, vector, round, "test") for worker, vector in zip(workers, vectors, strict=True)]
+        [generator(worker, vector, round, "test") for worker, vector in zip(workers, vectors, strict=True)]
     )
     for vector, copy in zip(vectors, before, strict=True):
         torch.testing.assert_close(vector, copy, rtol=0, atol=0, equal_nan=True)

@@ -318,14 +318,14 @@ def test_a_whole_run_with_a_failure_ends_and_says_what_happened(name):
     )
     assert result.final.total_steps >= 80
     assert result.final.workers_alive == 4
-    assert [line.split(" at ")[0] for line in result.news] == ["worker 3 gone", "worker 3 joined"]
+    assert [line.split(" at ")[0] for line in result.events] == ["worker 3 gone", "worker 3 joined"]
     assert min(point.workers_alive for point in result.history) == 3
 
 
 @each_method
 def test_when_nobody_is_left_the_run_ends(name):
     result = simulated(**QUADRATIC, method=name, workers=3, steps=20, compute="constant:1s", fail="0@3.5,1@4.5,2@5.5")
-    assert result.news[-1].startswith("nothing can happen any more")
+    assert result.events[-1].startswith("nothing can happen any more")
     assert 9 <= result.final.total_steps <= 15
 
 

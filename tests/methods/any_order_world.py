@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.effects import Gather, Mean, Pair, Start, Steps, Swap, Ticket, Update, Wait
+from gossamer.effects import Gather, Mean, Pair, Start, Swap, Ticket, Update, Wait, WaitSteps
 from gossamer.methods import Method
 from gossamer.topology import Topology
 
@@ -38,7 +38,7 @@ class Peer:
     def vector(self, name: str, size: int | None = None) -> Tensor:
         return self.vectors.setdefault(name, self.x.new_zeros(len(self.x) if size is None else size))
 
-    def setting(self, name: str) -> Any:
+    def optimizer_setting(self, name: str) -> Any:
         return {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0}[name]
 
     def snapshot(self, write: Any = None) -> Tensor:
@@ -48,9 +48,9 @@ class Peer:
         return sent
 
 
-class Strand:
-    def __init__(self, worker: Peer, asking: Any, ended: Action) -> None:
-        self.worker, self.asking, self.ended = worker, asking, ended
+class Coroutine:
+    def __init__(self, worker: Peer, generator: Any, ended: Action) -> None:
+        self.worker, self.generator, self.ended = worker, generator, ended
 
 
 class Deadlock(AssertionError):
@@ -81,16 +81,16 @@ class AnyOrderWorld:
         self.added = torch.zeros(dim, dtype=torch.float64)
         """What the optimizers of all workers have added together."""
         self.deliveries: list[Action] = []
-        self.sleeping: list[tuple[int, Strand]] = []
-        self.waiting: dict[Ticket, Strand] = {}
+        self.sleeping: list[tuple[int, Coroutine]] = []
+        self.waiting: dict[Ticket, Coroutine] = {}
         self.meetings: dict[Any, dict[int, tuple[Mean | Gather, Any, Callable[[Any], None]]]] = {}
-        self.ready: dict[int, Strand] = {}
-        self.swaps: dict[tuple[int, int], tuple[Strand, Swap]] = {}
+        self.ready: dict[int, Coroutine] = {}
+        self.swaps: dict[tuple[int, int], tuple[Coroutine, Swap]] = {}
         self.num_exchanges = self.num_means = 0
         self.ending = False
         """What is under way still arrives, but backgrounds begin nothing new."""
         for worker in self.workers:
-            self.resume(Strand(worker, method.background(worker), lambda: None), None)
+            self.resume(Coroutine(worker, method.background(worker), lambda: None), None)
 
     def draw(self, dim: int) -> Tensor:
         return torch.randn(dim, generator=self.numbers, dtype=torch.float64)
@@ -108,7 +108,7 @@ class AnyOrderWorld:
         left = set(range(len(self.workers)))
         for worker in self.workers:
             ended = lambda rank=worker.rank: left.discard(rank)  # noqa: E731
-            self.resume(Strand(worker, self.method.finish(worker), ended), None)
+            self.resume(Coroutine(worker, self.method.finish(worker), ended), None)
         while left:
             self.act(self.deliveries[:])
 
@@ -130,9 +130,9 @@ class AnyOrderWorld:
                 actions.append(lambda worker=worker: self.begin(worker))
             elif worker.phase == "computing":
                 actions.append(lambda worker=worker: self.end(worker))
-        for due, strand in self.sleeping:
-            if strand.worker.step >= due:
-                actions.append(lambda pair=(due, strand): self.wake(*pair))
+        for due, coroutine in self.sleeping:
+            if coroutine.worker.step >= due:
+                actions.append(lambda pair=(due, coroutine): self.wake(*pair))
         for a in self.ready:
             for b in self.ready:
                 if a < b and b in self.method.topology.neighbours(a):
@@ -143,21 +143,21 @@ class AnyOrderWorld:
 
     def begin(self, worker: Peer) -> None:
         worker.phase, worker.point = "computing", torch.empty_like(worker.x)
-        self.method.point(worker, worker.point)
+        self.method.eval_point(worker, worker.point)
 
     def end(self, worker: Peer) -> None:
         worker.phase = "stepping"
         worker.gradient.copy_(0.3 * worker.point + self.draw(len(worker.x)))
-        self.resume(Strand(worker, self.method.step(worker), lambda: self.step_over(worker)), None)
+        self.resume(Coroutine(worker, self.method.step(worker), lambda: self.step_over(worker)), None)
 
     def step_over(self, worker: Peer) -> None:
         self.stepped(worker)
         worker.step += 1
         worker.phase = "rest"
 
-    def wake(self, due: int, strand: Strand) -> None:
-        self.sleeping.remove((due, strand))
-        self.resume(strand, None)
+    def wake(self, due: int, coroutine: Coroutine) -> None:
+        self.sleeping.remove((due, coroutine))
+        self.resume(coroutine, None)
 
     def meet(self, a: int, b: int) -> None:
         first, second = self.ready.pop(a), self.ready.pop(b)
@@ -166,15 +166,15 @@ class AnyOrderWorld:
 
     # Effects
 
-    def resume(self, strand: Strand, answer: Any) -> None:
+    def resume(self, coroutine: Coroutine, answer: Any) -> None:
         while True:
             try:
-                effect = strand.asking.send(answer)
+                effect = coroutine.generator.send(answer)
             except StopIteration:
-                strand.ended()
+                coroutine.ended()
                 return
             answer = None
-            worker = strand.worker
+            worker = coroutine.worker
             if isinstance(effect, Update):
                 displacement = self.draw(len(worker.x))
                 worker.x.add_(displacement)
@@ -184,24 +184,24 @@ class AnyOrderWorld:
                 self.come(worker, effect.effect, lambda given, ticket=ticket: self.fulfil(ticket, given))
             elif isinstance(effect, Wait) and effect.ticket.done:
                 answer = effect.ticket.answer
-            elif isinstance(effect, Steps) and effect.count <= 0:
+            elif isinstance(effect, WaitSteps) and effect.count <= 0:
                 pass
             else:
-                self.block(strand, effect)
+                self.block(coroutine, effect)
                 return
 
-    def block(self, strand: Strand, effect: Any) -> None:
-        worker = strand.worker
+    def block(self, coroutine: Coroutine, effect: Any) -> None:
+        worker = coroutine.worker
         if isinstance(effect, Wait):
-            self.waiting[effect.ticket] = strand
-        elif isinstance(effect, Steps):
-            self.sleeping.append((worker.step + effect.count, strand))
+            self.waiting[effect.ticket] = coroutine
+        elif isinstance(effect, WaitSteps):
+            self.sleeping.append((worker.step + effect.count, coroutine))
         elif isinstance(effect, Mean | Gather):
-            self.come(worker, effect, lambda given: self.resume(strand, given))
+            self.come(worker, effect, lambda given: self.resume(coroutine, given))
         elif isinstance(effect, Pair):
-            self.ready[worker.rank] = strand
+            self.ready[worker.rank] = coroutine
         elif isinstance(effect, Swap):
-            self.swap(strand, effect)
+            self.swap(coroutine, effect)
         else:
             raise TypeError(f"{effect!r} is not an effect")
 
@@ -228,16 +228,16 @@ class AnyOrderWorld:
         for rank in members:
             self.deliveries.append(lambda give=came[rank][2]: give(answer))
 
-    def swap(self, strand: Strand, swap: Swap) -> None:
-        rank, peer = strand.worker.rank, swap.peer
+    def swap(self, coroutine: Coroutine, swap: Swap) -> None:
+        rank, peer = coroutine.worker.rank, swap.peer
         other = self.swaps.pop((peer, rank), None)
         if other is None:
-            self.swaps[rank, peer] = (strand, swap)
+            self.swaps[rank, peer] = (coroutine, swap)
             return
         self.num_exchanges += 1
         # Now and then both lose sight of each other.
         lost = self.rest.random() < 0.1
-        for one, got in ((strand, other[1].vector), (other[0], swap.vector)):
+        for one, got in ((coroutine, other[1].vector), (other[0], swap.vector)):
             answer = None if lost else got.clone()
             self.deliveries.append(lambda one=one, answer=answer: self.resume(one, answer))
 

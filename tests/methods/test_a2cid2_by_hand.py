@@ -67,7 +67,7 @@ class Worker:
         self.peer.time = time
         self.pen.advance(time)
         point = torch.zeros_like(self.peer.x)
-        self.method.point(self.peer, point)
+        self.method.eval_point(self.peer, point)
         assert float(point) == pytest.approx(self.pen.x, abs=1e-12)
         step = self.method.step(self.peer)
         assert isinstance(step.send(None), Update)

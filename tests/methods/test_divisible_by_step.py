@@ -49,7 +49,7 @@ def test_gradient_mass_is_conserved_and_replicas_are_alike_at_every_step(compres
 
 @pytest.mark.parametrize("gradients", ["batched", "loop"])
 def test_replicas_are_alike_to_the_bit_in_float32_too(gradients):
-    result = simulate(make_run(**{**RUN, "clock": "hardware"}, steps=30, straggler="1:4", gradients=gradients))
+    result = simulate(make_run(**{**RUN, "clock": "hardware"}, steps=30, straggler="1:4", gradient_backend=gradients))
     assert [point.consensus for point in result.history] == [0.0] * len(result.history)
 
 
@@ -174,7 +174,7 @@ def test_gradients_are_taken_where_the_lookahead_points(monkeypatch):
         assert (scaled.abs() > 0.5).any()
         expected = (worker.x + 0.0) - 0.7 * 0.002 * scaled.clamp(-0.5, 0.5)
         out = torch.empty(size, dtype=torch.float64)
-        cluster.method.point(worker, out)
+        cluster.method.eval_point(worker, out)
         torch.testing.assert_close(out, expected, rtol=0, atol=1e-14)
 
 

@@ -105,8 +105,8 @@ def test_elementwise_optimizers_do_the_same_on_one_flat_vector(name):
     for _ in range(25):
         noise = torch.randn(flat.shape, generator=generator, dtype=torch.float64)
         flat.grad = flat.detach() + noise
-        pieces = flat.grad.split([param.numel() for param in shaped])
-        for param, piece in zip(shaped, pieces, strict=True):
+        chunks = flat.grad.split([param.numel() for param in shaped])
+        for param, piece in zip(shaped, chunks, strict=True):
             param.grad = piece.view(param.shape).clone()
         of_shaped.step()
         of_flat.step()

@@ -12,13 +12,13 @@ import numpy as np
 import pytest
 
 from gossamer.errors import InputError
-from gossamer.plan import clusterfile
-from gossamer.plan.findings import compute_of, correlation
+from gossamer.plan import cluster_file
 from gossamer.plan.machines import Shape
-from gossamer.plan.meeting import _nodes
-from gossamer.plan.probe import message_sizes
-from gossamer.plan.recommend import Job, make_plan
-from gossamer.process.place import free_port
+from gossamer.plan.probe.findings import compute_of, correlation
+from gossamer.plan.probe.prober import message_sizes
+from gossamer.plan.probe.session import _nodes
+from gossamer.plan.recommend import Workload, make_plan
+from gossamer.process.store.rank_info import free_port
 
 PROBE = (
     *("probe", "--task", "quadratic", "--dim", "20000", "--compute", "constant:10ms"),
@@ -83,7 +83,7 @@ def test_a_probe_measures_and_its_file_can_be_planned_with(tmp_path):
     out, err = (process := gossamer(*PROBE, "--seconds", "3", "--json", cwd=tmp_path)).communicate(timeout=100)
     assert process.returncode == 0, err
     document = json.loads(out)
-    machines = clusterfile.read(tmp_path / "cluster.toml")
+    machines = cluster_file.read(tmp_path / "cluster.toml")
     assert document["cluster"]["workers_per_node"] == machines.per_node == 3
     assert machines.compute.factors[2] == pytest.approx(3, rel=0.3)
     assert machines.compute.mean_s >= 0.01
@@ -97,7 +97,7 @@ def test_a_probe_measures_and_its_file_can_be_planned_with(tmp_path):
         ("gather", Shape(3, 1, 1)),
         ("gather beside a mean", Shape(3, 1, 1)),
     }
-    plan = make_plan(machines, Job("quadratic", machines.parameters))
+    plan = make_plan(machines, Workload("quadratic", machines.parameters))
     # One is three times slower: who does not wait for it wins.
     assert plan.winner.candidate.method in ("lasgd", "gossip", "a2cid2")
     assert not plan.notes
@@ -151,7 +151,7 @@ y = x.sum(1, keepdim=True)
 before = [p.clone() for p in model.parameters()]
 swarm = gossamer.join(model, optimizer, method="auto", loss=lambda: torch.nn.functional.mse_loss(model(x), y))
 assert all(torch.equal(p, q) for p, q in zip(before, model.parameters()))
-print([news for news in swarm.news if news.startswith("auto: ")][0])
+print([events for events in swarm.events if events.startswith("auto: ")][0])
 for _ in range(60):
     optimizer.zero_grad()
     torch.nn.functional.mse_loss(model(x), y).backward()
@@ -164,11 +164,11 @@ print("done")
 
 def test_join_with_auto_measures_puts_everything_back_and_trains(tmp_path):
     (tmp_path / "loop.py").write_text(JOINED)
-    meeting = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    session = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     workers = [
         subprocess.Popen(
             [sys.executable, "loop.py"],
-            env={**ENVIRONMENT, **meeting, "RANK": str(rank)},
+            env={**ENVIRONMENT, **session, "RANK": str(rank)},
             cwd=tmp_path,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -199,11 +199,11 @@ def test_join_with_auto_asks_for_a_loss():
 
 
 def test_a_wait_for_somebody_who_never_comes_ends(tmp_path, monkeypatch):
-    from gossamer.plan import meeting as room
-    from gossamer.process.place import Place
+    from gossamer.plan.probe import session as room
+    from gossamer.process.store.rank_info import RankInfo
 
     monkeypatch.setattr(room, "START_S", 0.5)
     began = time.monotonic()
     with pytest.raises(room.LostWorker, match="worker 1"):
-        room.Meeting(Place(0, 2, "127.0.0.1", free_port(), "alone/"))
+        room.ProbeSession(RankInfo(0, 2, "127.0.0.1", free_port(), "alone/"))
     assert time.monotonic() - began < 30

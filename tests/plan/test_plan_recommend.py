@@ -6,12 +6,12 @@ import tracemalloc
 import pytest
 
 from gossamer.errors import InputError
-from gossamer.plan.forms import Scene
-from gossamer.plan.machines import Compute, Machines, Shape, Table
+from gossamer.hardware import Link
+from gossamer.plan.closed_form import Scene
+from gossamer.plan.machines import ComputeProfile, Machines, Shape, Table
 from gossamer.plan.predict import Candidate, predict
-from gossamer.plan.recommend import Job, make_plan
-from gossamer.plan.whatif import change
-from gossamer.virtual.hardware import Link
+from gossamer.plan.recommend import Workload, make_plan
+from gossamer.plan.what_if import change
 
 RESNET50 = 25_557_032
 TOPOLOGIES = ("complete", "ring", "one-peer-exponential", "alternating-exponential-ring")
@@ -21,7 +21,7 @@ def machines(nodes=8, per_node=4, gbit=25.0, latency=5e-5, **compute):
     return Machines(
         nodes=nodes,
         per_node=per_node,
-        compute=Compute(**{"mean_s": 0.06, "spread": 0.05, **compute}),
+        compute=ComputeProfile(**{"mean_s": 0.06, "spread": 0.05, **compute}),
         inside=Link(12.5e9, 1e-5),
         between=Link(gbit * 1e9 / 8, latency),
     )
@@ -55,7 +55,7 @@ def test_the_shape_of_what_wang_et_al_measured_on_100_gigabit():
 
 
 def plan(cluster, parameters=RESNET50, optimizer="sgd", **asked):
-    return make_plan(cluster, Job("digits", parameters, optimizer), topologies=TOPOLOGIES, **asked)
+    return make_plan(cluster, Workload("digits", parameters, optimizer), topologies=TOPOLOGIES, **asked)
 
 
 def test_slow_links_make_it_worth_while():
@@ -139,7 +139,7 @@ def test_intervals_hold_the_prediction():
 
 
 def test_a_thousand_workers_and_every_topology_are_planned():
-    found = make_plan(machines(), Job("digits", RESNET50), workers=(64, 1024), methods=("overlap", "gossip"))
+    found = make_plan(machines(), Workload("digits", RESNET50), workers=(64, 1024), methods=("overlap", "gossip"))
     assert {each.workers for each in found.ranking} == {64, 1024}
     assert {each.candidate.topology for each in found.ranking if each.workers == 1024} >= {"torus", "star", "base"}
 

@@ -2,18 +2,18 @@
 
 import pytest
 
-from gossamer.plan.machines import Compute, Machines
+from gossamer.hardware import Link
+from gossamer.plan.machines import ComputeProfile, Machines
 from gossamer.plan.predict import Candidate
-from gossamer.plan.recommend import Job, make_plan
+from gossamer.plan.recommend import Workload, make_plan
 from gossamer.plan.verify import Check, chosen, measure, num_steps, settings_of
 from gossamer.train.pace import StepMeter
-from gossamer.virtual.hardware import Link
 
-TWO = Machines(nodes=1, per_node=2, compute=Compute(mean_s=0.03, factors=(1, 2)), inside=Link(1e9, 1e-4))
+TWO = Machines(nodes=1, per_node=2, compute=ComputeProfile(mean_s=0.03, factors=(1, 2)), inside=Link(1e9, 1e-4))
 
 
 def test_all_reduce_and_the_winner_are_run_and_each_method_once():
-    plan = make_plan(TWO, Job("quadratic", 10_000))
+    plan = make_plan(TWO, Workload("quadratic", 10_000))
     methods = [each.candidate.method for each in chosen(plan)]
     assert methods[:2] == ["allreduce", plan.winner.candidate.method]
     assert len(set(methods)) == len(methods) == 4
@@ -41,7 +41,7 @@ def test_the_first_quarter_of_a_short_run_does_not_count():
 
 
 def test_an_error_is_relative_to_what_was_measured():
-    plan = make_plan(TWO, Job("quadratic", 10_000))
+    plan = make_plan(TWO, Workload("quadratic", 10_000))
     assert Check(plan.ranking[0], 2 * plan.ranking[0].step_s).error == -0.5
 
 
@@ -51,7 +51,7 @@ def test_real_workers_are_timed():
     step_s = measure(settings_of(candidate, settings, 12), None, "verify")
     # The slower of the two takes 60 ms; beyond that it depends on the machine.
     assert 0.06 <= step_s < 0.5
-    assert Check(make_plan(TWO, Job("quadratic", 64)).baselines[2], step_s).error == pytest.approx(0, abs=1)
+    assert Check(make_plan(TWO, Workload("quadratic", 64)).baselines[2], step_s).error == pytest.approx(0, abs=1)
 
 
 def test_only_whole_periods_are_averaged():

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from real_workers import FORKS, RealWorkers, Report
+from real_workers import FORKS, RealWorkers, WorkerStatus
 
 PAIRWISE = ("gossip", "a2cid2")
 NOT_WAITING = (*PAIRWISE, "lasgd")
@@ -46,7 +46,7 @@ def all_loaded() -> None:
             time.sleep(0.1)
 
 
-def good(ends: list[Report]) -> None:
+def good(ends: list[WorkerStatus]) -> None:
     assert all(end["weights"] == ends[0]["weights"] for end in ends)
     assert ends[0]["accuracy"] > 0.95
     assert [end["threads"] for end in ends] == [[]] * len(ends)
@@ -151,7 +151,7 @@ def test_a_restarted_worker_is_back_in_the_exchange(method: str, victim: int) ->
         back.until(lambda report: report.get("exchanges", 0) > 0, 20)
         assert time.monotonic() - began < 5
         ends = workers.finished()
-    assert any("came back" in item for item in ends[victim]["news"])
+    assert any("came back" in item for item in ends[victim]["events"])
     good(ends)
 
 
@@ -176,7 +176,7 @@ def test_every_worker_is_restarted_in_turn(method: str) -> None:
         good(workers.finished())
 
 
-# Stopped, slow, gone early
+# TrainingEnded, slow, gone early
 
 
 @pytest.mark.parametrize(
@@ -228,7 +228,7 @@ def test_what_is_not_finite_does_not_spread(method: str) -> None:
     with RealWorkers(4, steps=200, **order) as workers:
         ends = workers.finished()
         trained = [worker.reports[-2] for worker in workers]
-    assert any("our weights were not finite" in item for item in ends[1]["news"])
+    assert any("our weights were not finite" in item for item in ends[1]["events"])
     assert sum(report["refused"] for report in trained) > 0
     good(ends)
 
@@ -239,7 +239,7 @@ def test_what_is_absurdly_large_does_not_spread(method: str) -> None:
     with RealWorkers(4, steps=200, **order) as workers:
         ends = workers.finished()
         trained = [worker.reports[-2] for worker in workers]
-    assert any("absurdly large: took over" in item for item in ends[1]["news"])
+    assert any("absurdly large: took over" in item for item in ends[1]["events"])
     assert sum(report["refused"] for report in trained) > 0
     good(ends)
 

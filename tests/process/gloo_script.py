@@ -11,7 +11,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from gossamer.process import gloo
+from gossamer.process.collectives import gloo
 
 LARGE = 8_000_000
 """More numbers than fit into what the kernel buffers: 32 MB."""
@@ -37,7 +37,7 @@ def communicate(rank: int, environment: dict[str, str], order: dict[str, Any], o
 
 def trade(group: Any) -> list[float]:
     sent, received = torch.full((LARGE,), float(group.rank())), torch.empty(LARGE)
-    gloo.Trade(group, sent, received).wait(within_s=50.0)
+    gloo.PairExchange(group, sent, received).wait(within_s=50.0)
     return received.unique().tolist()
 
 

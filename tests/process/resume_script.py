@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.process.join import join
-from gossamer.process.swarm import Swarm
+from gossamer.process.runtime.join import join
+from gossamer.process.runtime.swarm import Swarm
 
 
 def model_and_optimizer(method: str) -> tuple[nn.Module, torch.optim.Optimizer]:
@@ -37,13 +37,13 @@ def weights(model: nn.Module) -> list[float]:
 
 def fail_once(swarm: Swarm) -> None:
     """Let the first connection for the end of the run not come about."""
-    build = swarm.groups.finish._lane
+    build = swarm.groups.finish._channel
 
     def fails(*arguments: Any) -> Any:
-        swarm.groups.finish._lane = build  # type: ignore[method-assign]
+        swarm.groups.finish._channel = build  # type: ignore[method-assign]
         raise RuntimeError("the connection was lost")
 
-    swarm.groups.finish._lane = fails  # type: ignore[method-assign]
+    swarm.groups.finish._channel = fails  # type: ignore[method-assign]
 
 
 def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Connection) -> None:
@@ -54,19 +54,19 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
     def joined(model: nn.Module, optimizer: torch.optim.Optimizer) -> Swarm:
         return join(model, optimizer, method=method, **order.get("settings", {}))
 
-    news: list[str] = []
+    events: list[str] = []
     model, optimizer = model_and_optimizer(method)
     with joined(model, optimizer) as swarm:
         advance(rank, model, optimizer, range(whole))
     in_one_go = weights(model)
-    news += swarm.news
+    events += swarm.events
 
     model, optimizer = model_and_optimizer(method)
     swarm = joined(model, optimizer)
     advance(rank, model, optimizer, range(half))
     state, moments = swarm.state_dict(), copy.deepcopy(optimizer.state_dict())
     swarm.finish()
-    news += swarm.news
+    events += swarm.events
 
     model, optimizer = model_and_optimizer(method)
     with joined(model, optimizer) as swarm:
@@ -75,8 +75,8 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
         advance(rank, model, optimizer, range(half, whole))
         if rank == order.get("stumbles"):
             fail_once(swarm)
-    news += swarm.news
+    events += swarm.events
     in_flight = sorted(state["in_flight"])
     out.send(
-        {"at": "finished", "in_one_go": in_one_go, "resumed": weights(model), "in_flight": in_flight, "news": news}
+        {"at": "finished", "in_one_go": in_one_go, "resumed": weights(model), "in_flight": in_flight, "events": events}
     )

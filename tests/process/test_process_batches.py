@@ -8,7 +8,7 @@ import torch
 
 import gossamer
 from gossamer.errors import InputError
-from gossamer.process.swarm import TICKETS
+from gossamer.process.runtime.swarm import TICKETS
 
 
 @pytest.fixture
@@ -27,7 +27,7 @@ def test_nothing_is_handed_out_twice_or_lost(swarm):
     mine, others = [], []
     for _ in range(40):
         mine.append(next(tickets))
-        others.append(swarm.point.add("batches", 1))  # another worker, as fast as we are
+        others.append(swarm.store.add("batches", 1))  # another worker, as fast as we are
     assert mine == sorted(mine)
     assert not set(mine) & set(others)
     # Up to the last of ours only what we have asked for ahead is missing.
@@ -37,13 +37,13 @@ def test_nothing_is_handed_out_twice_or_lost(swarm):
 
 
 def test_the_next_is_asked_for_while_the_last_is_worked_on(swarm, monkeypatch):
-    ask, asked = swarm.point.add, threading.Semaphore(0)
+    ask, asked = swarm.store.add, threading.Semaphore(0)
 
     def heard(key, amount):
         asked.release()
         return ask(key, amount)
 
-    monkeypatch.setattr(swarm.point, "add", heard)
+    monkeypatch.setattr(swarm.store, "add", heard)
     batches = swarm.batches(range(5), total_steps=5)
     assert next(batches) == 0
     for _ in range(2):
@@ -52,14 +52,14 @@ def test_the_next_is_asked_for_while_the_last_is_worked_on(swarm, monkeypatch):
 
 
 def test_answers_that_come_late_are_asked_for_together(swarm, monkeypatch):
-    ask, amounts = swarm.point.add, []
+    ask, amounts = swarm.store.add, []
 
     def slowly(key, amount):
         amounts.append(amount)
         time.sleep(0.02)
         return ask(key, amount)
 
-    monkeypatch.setattr(swarm.point, "add", slowly)
+    monkeypatch.setattr(swarm.store, "add", slowly)
     swarm.worker.step_s = 0.005
     assert len(list(swarm.batches(range(60), total_steps=60))) == 60
     assert amounts[0] == 1

@@ -8,8 +8,8 @@ from torch import nn
 
 import gossamer
 from gossamer.methods import METHODS
-from gossamer.process import nccl
-from gossamer.process.staging import Staging
+from gossamer.process.collectives import nccl
+from gossamer.process.runtime.staging import Staging
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU with CUDA")
 

@@ -19,8 +19,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.process import pairing
-from gossamer.process.pairing import Pairing
+from gossamer.process.pairwise import pairing
+from gossamer.process.pairwise.pairing import Pairing
 
 EXCHANGES = 20
 PATIENCE = 5_000
@@ -110,8 +110,8 @@ class Worker:
     def __init__(self, rank: int, ends: dict[int, End], turns: Turns, stopped: Callable[[], bool]) -> None:
         self.ends, self.turns, self.stopped = ends, turns, stopped
         self.exchanges = 0
-        neighbourhood: Any = SimpleNamespace(open=lambda: list(ends), edge=ends.get)
-        self.pairing = Pairing(neighbourhood, np.random.default_rng(turns.chance.randrange(2**32) + rank), stopped)
+        peers: Any = SimpleNamespace(open=lambda: list(ends), edge=ends.get)
+        self.pairing = Pairing(peers, np.random.default_rng(turns.chance.randrange(2**32) + rank), stopped)
         self.pairing._changed = _Changed(turns)  # type: ignore[assignment]
 
     def gossip(self) -> None:

@@ -7,8 +7,8 @@ import threading
 
 import pytest
 
-from gossamer.process import priority
-from gossamer.process.priority import NICER, GivingWay
+from gossamer.process import thread_priority
+from gossamer.process.thread_priority import NICER, PriorityBoost
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads have no niceness of their own here")
 
@@ -20,7 +20,7 @@ def niceness(thread):
 @pytest.fixture
 def background():
     """A modest thread: what it is, and its number."""
-    modest, ended, begun = GivingWay(), threading.Event(), threading.Event()
+    modest, ended, begun = PriorityBoost(), threading.Event(), threading.Event()
     number = []
 
     def run():
@@ -38,7 +38,7 @@ def background():
 
 
 def test_it_gives_way_except_while_it_is_waited_for(background):
-    if not priority._can_be_called_back():
+    if not thread_priority._can_be_called_back():
         pytest.skip("needs the right to raise a priority (CAP_SYS_NICE)")
     modest, thread = background
     usual = niceness(os.getpid())
@@ -58,11 +58,11 @@ def test_where_it_could_not_be_called_back_it_does_not_give_way(monkeypatch):
         set_priority(which, who, to)
 
     monkeypatch.setattr(os, "setpriority", no_way_back)
-    priority._can_be_called_back.cache_clear()
+    thread_priority._can_be_called_back.cache_clear()
     found = []
 
     def run():
-        modest = GivingWay()
+        modest = PriorityBoost()
         modest.begin()
         with modest.waited_for():
             found.append(niceness(threading.get_native_id()))
@@ -71,12 +71,12 @@ def test_where_it_could_not_be_called_back_it_does_not_give_way(monkeypatch):
     thread = threading.Thread(target=run)
     thread.start()
     thread.join(30)
-    priority._can_be_called_back.cache_clear()
+    thread_priority._can_be_called_back.cache_clear()
     assert found == [usual, usual]
 
 
 def test_the_training_calls_it_back_only_where_it_has_to_wait():
-    from gossamer.process.driver import Driver
+    from gossamer.process.runtime.driver import Driver
 
     driver = Driver.__new__(Driver)
     driver.lock = threading.RLock()

@@ -28,7 +28,7 @@ def test_methods_that_wait_go_on_as_if_nothing_had_happened(
     order = {"method": method, "settings": settings, "half": 7, "whole": 16}
     with RealWorkers(2, script=resume_script.train, **order) as workers:
         for end in workers.finished():
-            assert end["news"] == []
+            assert end["events"] == []
             assert end["in_flight"] == in_flight
             assert end["resumed"] == end["in_one_go"]
 

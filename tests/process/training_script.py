@@ -14,9 +14,9 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.process.gloo import Trade
-from gossamer.process.join import join
-from gossamer.process.membership import Membership
+from gossamer.process.collectives.gloo import PairExchange
+from gossamer.process.collectives.membership import Membership
+from gossamer.process.runtime.join import join
 
 
 def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Connection) -> None:
@@ -42,7 +42,7 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
     except InputError as error:
         out.send({"at": "refused", "why": str(error)})
         return
-    out.send({"at": "joined", "news": swarm.news})
+    out.send({"at": "joined", "events": swarm.events})
     generator = torch.Generator().manual_seed(rank)
     steps = order["steps"] if isinstance(order["steps"], int) else order["steps"][rank]
     pause_s = order.get("compute_s", 0.01)
@@ -80,7 +80,7 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
         accuracy = float((model(inputs.to(device)).argmax(1).cpu() == labels).float().mean())
     weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("gossamer")]
-    outcome = {"accuracy": accuracy, "weights": weights.tolist(), "news": swarm.news, "threads": threads}
+    outcome = {"accuracy": accuracy, "weights": weights.tolist(), "events": swarm.events, "threads": threads}
     out.send({"at": "finished", **outcome})
 
 
@@ -91,7 +91,7 @@ class _Dying:
         self.step = 0
         victim, self._at = order.get("dies", (None, 0))
         if victim == rank and "revived" not in os.environ:
-            Trade.wait = self._death_before(Trade.wait)  # type: ignore[method-assign]
+            PairExchange.wait = self._death_before(PairExchange.wait)  # type: ignore[method-assign]
             Membership._wait = self._death_before(Membership._wait)  # type: ignore[method-assign]
 
     def _death_before(self, wait: Callable[..., None]) -> Callable[..., None]:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from gossamer.config import resolve
-from gossamer.process.join import join
+from gossamer.process.runtime.join import join
 from gossamer.tasks import worker_batches
 
 

@@ -65,7 +65,7 @@ def test_a_run_by_hand():
     assert document["staleness"] == {"counts": [[1, 2], [3, 1]], "worker_mean": [2.0, 1.0, None], "max": 3}
     # In a ring of three each sends to the next; the two of a pair send to each other.
     assert document["edges"] == [[0, 1, 410, 3], [0, 2, 10, 1], [1, 2, 10, 1]]
-    assert document["news"] == [[1.0, "worker 2 gone"]]
+    assert document["events"] == [[1.0, "worker 2 gone"]]
     found, width = shares(document), document["timeline"]["width"]
     assert set(found) == set(KINDS)
     assert found["dead"].sum(axis=1) * width == pytest.approx([0, 0.5, 2])

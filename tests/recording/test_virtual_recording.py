@@ -50,7 +50,7 @@ def test_staleness_is_the_steps_between_sending_and_merging():
 def test_the_dead_and_those_that_come_later():
     result, document = recorded(method="gossip", compute="constant:10ms", fail="2@0.1", join="2@0.2,4@0.05")
     assert document["time"]["dead"] == pytest.approx([0, 0, 0.1, 0, 0.05, 0], abs=0.011)
-    assert [news for _, news in document["news"]] == result.news
+    assert [events for _, events in document["events"]] == result.events
     # Each at its own time, not that of the point of the history after it; joining waits for a peer's step.
-    assert [time for time, _ in document["news"]] == pytest.approx([0.05, 0.1, 0.2], abs=0.011)
-    assert document["news"][1][0] == 0.1
+    assert [time for time, _ in document["events"]] == pytest.approx([0.05, 0.1, 0.2], abs=0.011)
+    assert document["events"][1][0] == 0.1

@@ -99,7 +99,7 @@ def test_the_workers_of_each_run(url, look, document):
         (timeline,) = seen.curves("timeline")
         assert timeline["type"] == "heatmap"
         events = seen.page.locator("#events li").all_text_contents()
-        assert len(events) == len(run["news"])
+        assert len(events) == len(run["events"])
         assert "worker 2 gone" in events[0]
     # The dead worker's band holds the colour of the dead, and only its.
     z = seen.ask("Array.from(document.getElementById('timeline').data[0].z, row => Array.from(row))")
@@ -175,7 +175,7 @@ def test_text_of_others_is_never_run(copied, look, tmp_path):
         config.replace('method = "gossip"', f"method = {json.dumps(evil)}").replace('"digits"', json.dumps(evil))
     )
     recording = json.loads((copied / "recording.json").read_text())
-    (copied / "recording.json").write_text(json.dumps({**recording, "news": [[1.0, evil]]}))
+    (copied / "recording.json").write_text(json.dumps({**recording, "events": [[1.0, evil]]}))
     (tmp_path / "page.html").write_text(page(figures([read_run(copied)])), encoding="utf-8")
     seen = look((tmp_path / "page.html").as_uri())
     assert seen.page.locator("#title").text_content() == evil

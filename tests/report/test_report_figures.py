@@ -57,7 +57,7 @@ def test_a_comparison_is_its_runs_in_the_order_they_ran(kept, capsys):
         assert sum(workers["steps"]) == summary["total_steps"]
         assert workers["time"]["dead"][2] == pytest.approx(0.5, abs=0.25)
         assert len(workers["places"]) == 6
-        assert [text for _, text in run["news"]] == summary["news"]
+        assert [text for _, text in run["events"]] == summary["events"]
     first, _, last = (run["summary"] for run in document["runs"])
     assert first["speedup"] == 1.0
     pace = last["total_steps"] / last["time"] * first["time"] / first["total_steps"]
@@ -187,7 +187,7 @@ def test_recordings_of_single_workers_are_put_together():
         recorder.stepped(2, 2.0, 39.0, 40.0)
     one, other = whole.document(), joined([part.document() for part in reversed(parts)])
     assert other["workers"] == [0, 1, 2]
-    for field in ("until", "steps", "staleness", "edges", "news"):
+    for field in ("until", "steps", "staleness", "edges", "events"):
         assert other[field] == one[field], field
     assert {kind: pytest.approx(times) for kind, times in one["time"].items()} == other["time"]
     assert other["timeline"]["width"] == one["timeline"]["width"]

@@ -1,4 +1,4 @@
-"""Round schedules: valid, mean preserving, and exactly in agreement where they promise it."""
+"""MixingRound schedules: valid, mean preserving, and exactly in agreement where they promise it."""
 
 from __future__ import annotations
 

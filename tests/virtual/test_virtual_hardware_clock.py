@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from gossamer.errors import InputError
+from gossamer.hardware import ComputeTimes, HardwareConfig, NodeLayout, parse_link, parse_seconds
 from gossamer.seeds import stream
-from gossamer.virtual.gradients import Evaluator
-from gossamer.virtual.hardware import Compute, HardwareConfig, Layout, parse_link, parse_seconds
+from gossamer.virtual.compute.evaluator import Evaluator
 from gossamer.virtual.simulation import simulate
 from plain_training import each_step, make_run, simulated
 
@@ -136,7 +136,7 @@ def test_gradients_begin_together_and_only_after_somebody_has_looked(method, wor
     [("constant:20ms", 0.02, 0), ("lognormal:1s,0.5", 1, math.sqrt(math.exp(0.25) - 1)), ("exponential:2s", 2, 2)],
 )
 def test_compute_times_have_the_mean_that_was_asked_for(spec, mean, deviation):
-    compute = Compute(spec, "1:3", 2)
+    compute = ComputeTimes(spec, "1:3", 2)
     for rank, factor in ((0, 1), (1, 3)):
         rng = np.random.default_rng(rank)
         times = np.array([compute.draw(rank, rng) for _ in range(20000)])
@@ -148,7 +148,7 @@ def test_compute_times_have_the_mean_that_was_asked_for(spec, mean, deviation):
 def test_compute_times_can_come_from_a_file(tmp_path):
     path = tmp_path / "times.txt"
     path.write_text("0.5\n1.5\n4\n")
-    compute = Compute(f"sample:{path}", "", 1)
+    compute = ComputeTimes(f"sample:{path}", "", 1)
     rng = np.random.default_rng(0)
     assert {compute.draw(0, rng) for _ in range(100)} == {0.5, 1.5, 4.0}
     assert compute.mean(0) == 2.0
@@ -183,7 +183,7 @@ def test_links_as_people_write_them(text, bytes_per_s, latency):
 )
 def test_a_network_that_cannot_be_is_refused(values, message):
     with pytest.raises(InputError, match=message):
-        Layout(HardwareConfig(**values), 4)
+        NodeLayout(HardwareConfig(**values), 4)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gossamer.topology import build
-from gossamer.virtual.clock import Edges
+from gossamer.virtual.sim.clock import Edges
 from plain_training import cluster_of, simulated
 
 

@@ -2,9 +2,9 @@
 
 import pytest
 
-from gossamer.virtual.events import ARRIVE, Events
-from gossamer.virtual.hardware import HardwareConfig, Layout
-from gossamer.virtual.network import Network
+from gossamer.hardware import HardwareConfig, NodeLayout
+from gossamer.virtual.sim.event_queue import ARRIVE, EventQueue
+from gossamer.virtual.sim.network import Network
 
 MB = 1e6
 
@@ -13,19 +13,19 @@ class Lab:
     """A network, and when each message arrived."""
 
     def __init__(self, workers, **hardware):
-        self.events, self.arrived = Events(), {}
+        self.queue, self.arrived = EventQueue(), {}
         config = HardwareConfig(**{"link": "8mbit/0ms", "node_link": "80mbit/0ms", **hardware})
-        self.network = Network(Layout(config, workers), workers, self.events)
+        self.network = Network(NodeLayout(config, workers), workers, self.queue)
 
     def at(self, time, kind, name, *arguments):
         def begin(now):
             getattr(self.network, kind)(now, *arguments, lambda done: self.arrived.__setitem__(name, done))
 
-        self.events.at(time, ARRIVE, begin)
+        self.queue.at(time, ARRIVE, begin)
         return self
 
     def times(self):
-        while self.events.next():
+        while self.queue.next():
             pass
         return pytest.approx(self.arrived)
 

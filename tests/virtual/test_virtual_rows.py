@@ -9,10 +9,10 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.pieces import combine
-from gossamer.virtual.programs import ByTorch, executor, triton_works
-from gossamer.virtual.rows import Row
-from gossamer.virtual.tape import PENDING_LIMIT, Tape
+from gossamer.vector_math import combine
+from gossamer.virtual.compute.executor import TorchExecutor, executor, triton_works
+from gossamer.virtual.compute.rows import Row
+from gossamer.virtual.compute.tape import PENDING_LIMIT, Tape
 
 WORKERS, WIDTH = 6, 3
 CPU = torch.device("cpu")
@@ -206,8 +206,8 @@ def test_temporaries_are_given_back():
         snapshot = both.rows[k % WORKERS].clone()
         both.rows[(k + 1) % WORKERS].lerp_(snapshot, 0.5)
         del snapshot
-    (shelf,) = both.tape._shelves.values()
-    assert len(shelf.free) <= 2 * WORKERS
+    (pool,) = both.tape._pools.values()
+    assert len(pool.free) <= 2 * WORKERS
 
 
 def test_a_view_of_a_temporary_outlives_it():
@@ -268,8 +268,10 @@ def test_without_a_triton_that_works_a_gpu_goes_the_way_of_torch(monkeypatch):
         raise subprocess.CalledProcessError(1, "gcc")
 
     monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
-    monkeypatch.setitem(sys.modules, "gossamer.virtual.columns", SimpleNamespace(ByColumns=missing))
-    monkeypatch.setattr("gossamer.virtual.programs.triton_works", triton_works.__wrapped__)
+    monkeypatch.setitem(
+        sys.modules, "gossamer.virtual.compute.triton_executor", SimpleNamespace(TritonExecutor=missing)
+    )
+    monkeypatch.setattr("gossamer.virtual.compute.executor.triton_works", triton_works.__wrapped__)
     monkeypatch.setattr("torch.ones", lambda *shape, device: None)
     with pytest.warns(UserWarning, match="Triton does not work here .*gcc"):
-        assert isinstance(executor(torch.float32, torch.device("cuda")), ByTorch)
+        assert isinstance(executor(torch.float32, torch.device("cuda")), TorchExecutor)

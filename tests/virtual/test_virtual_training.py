@@ -42,7 +42,7 @@ def test_batched_gradients_are_those_of_one_worker_after_the_other(task, text):
         values = {"task": "shakespeare", "data": text, "batch": 2, "optimizer": "sgd", "steps": 2}
     else:
         values = {"task": "digits", "model": task, "batch": 8, "optimizer": "sgd", "steps": 4}
-    one, other = (simulated(**values, method="gossip", workers=3, gradients=way) for way in ("batched", "loop"))
+    one, other = (simulated(**values, method="gossip", workers=3, gradient_backend=way) for way in ("batched", "loop"))
     torch.testing.assert_close(one.model, other.model, rtol=0, atol=1e-5)
     assert one.final.loss == pytest.approx(other.final.loss, rel=1e-5)
     assert one.final.accuracy == pytest.approx(other.final.accuracy, abs=0.003)
@@ -53,7 +53,7 @@ def test_batched_gradients_are_those_of_one_worker_after_the_other(task, text):
 
 @pytest.mark.parametrize("way", ["batched", "loop"])
 def test_batch_norm_keeps_its_statistics_per_worker_and_averages_them_for_evaluation(way):
-    values = {"task": "digits", "model": "conv", "workers": 3, "batch": 8, "steps": 4, "gradients": way, **APART}
+    values = {"task": "digits", "model": "conv", "workers": 3, "batch": 8, "steps": 4, "gradient_backend": way, **APART}
     run = make_run(**values)
     result = simulate(run)
     optimizer = partial(torch.optim.SGD, lr=run.config.lr, momentum=0.9)
@@ -128,7 +128,7 @@ OPTIMIZERS = {
 
 
 class Wave(torch.nn.Module):
-    """Something whose gradient is not the same everywhere, in float64 and in two pieces."""
+    """Something whose gradient is not the same everywhere, in float64 and in two chunks."""
 
     def __init__(self):
         super().__init__()
@@ -226,7 +226,8 @@ def test_a_schedule_of_the_users_own():
 @pytest.mark.parametrize("name", ["sgd", "adam", "accumadam", "rmsprop"])
 def test_the_optimizer_of_a_worker_that_joins_begins_anew(name):
     run = make_run(
-        task="quadratic", dim=4, workers=2, optimizer=name, lr=0.1, momentum=0.9, accum=3, **APART, fail="1@7.5",
+        task="quadratic", dim=4, workers=2, optimizer=name, lr=0.1, momentum=0.9, accumadam_period=3, **APART,
+        fail="1@7.5",
         join="1@10.5", steps=100,
     )  # fmt: skip
     cluster = make_cluster(run)
@@ -312,4 +313,4 @@ def test_batch_norm_in_bfloat16_is_not_batched():
     values = {"task": "digits", "model": "conv", "workers": 2, "steps": 2, "precision": "bfloat16"}
     assert math.isfinite(simulate(make_run(**values)).final.loss)
     with pytest.raises(InputError, match="do not batch"):
-        simulate(make_run(**values, gradients="batched"))
+        simulate(make_run(**values, gradient_backend="batched"))

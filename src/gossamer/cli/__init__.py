@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import torch
 
 import gossamer
-from gossamer.cli import methods, plan, probe, report, simulate, topology, train, watch
+from gossamer.cli.commands import methods, plan, probe, report, simulate, topology, train, watch
 from gossamer.cli.options import Parser
 from gossamer.errors import InputError, unknown
 

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gossamer.cli.output import counted, duration, figure, percent
-from gossamer.report.view import TRAINING, UNUSUAL, Row, View
+from gossamer.report.view import TRAINING, UNUSUAL, View, WorkerRow
 
 SECONDS_BETWEEN_LINES = 5.0
 SECONDS_BETWEEN_SCREENS = 0.2
@@ -92,9 +92,9 @@ class LiveView:
         if self._live is not None:
             self._live.stop()
 
-    def show(self, view: View | Callable[[], View], news: list[str]) -> None:
+    def show(self, view: View | Callable[[], View], events: list[str]) -> None:
         """The run is this far, and this is new; the view is made only when it is shown."""
-        for item in news:
+        for item in events:
             self.say(item)
         if self.quiet:
             return
@@ -115,12 +115,12 @@ class LiveView:
         self._consensus.add(made.consensus)
         self._live.update(self._screen(made, self._live.console), refresh=True)
 
-    def say(self, news: str) -> None:
+    def say(self, events: str) -> None:
         """Something happened that the person should know."""
         if self._live is not None:
-            self._live.console.print(f"{self.name}: {news}", markup=False)
+            self._live.console.print(f"{self.name}: {events}", markup=False)
         elif not self.quiet:
-            print(f"{self.name}: {news}", file=sys.stderr, flush=True)
+            print(f"{self.name}: {events}", file=sys.stderr, flush=True)
 
     def _screen(self, view: View, console: Console) -> RenderableType:
         head = Table.grid(padding=(0, 2))
@@ -187,7 +187,7 @@ def _workers(view: View, most: int) -> list[RenderableType]:
     return [table, Text(summed, style="dim")]
 
 
-def most_telling(rows: list[Row], most: int) -> list[Row]:
+def most_telling(rows: list[WorkerRow], most: int) -> list[WorkerRow]:
     """Those with something to say first, then the slowest, in the order of their ranks."""
     chosen = sorted(rows, key=lambda row: (row.state not in UNUSUAL, row.steps))[:most]
     return sorted(chosen, key=lambda row: row.rank)

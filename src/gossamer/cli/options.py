@@ -14,10 +14,10 @@ from typing import Any, NoReturn
 
 from gossamer.config import SECTIONS, RunConfig, method_fields
 from gossamer.errors import InputError
+from gossamer.hardware import HardwareConfig
 from gossamer.methods import METHODS
 from gossamer.settings import kinds
 from gossamer.tasks import TaskConfig
-from gossamer.virtual.hardware import HardwareConfig
 
 
 class Parser(argparse.ArgumentParser):

@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
-from gossamer.virtual.simulation import plain
+from gossamer.results import plain
 
 PLAIN_WIDTH = 160
 """Columns of a table that does not go to a terminal."""

@@ -7,7 +7,7 @@ iteration per round, started from the ``Q`` of the round before::
     mean = P Qᵀ ;  kept_i = P Q_iᵀ
 
 ``P`` and ``Q_i`` travel, ``r (rows + cols)`` numbers, both averaged directly. ``kept_i`` is the projection of
-``M_i`` onto the columns of ``P``. Unlike the paper we see one flat vector and not the layers: its rows have
+``M_i`` onto the columns of ``P``. UnsupportedModule the paper we see one flat vector and not the layers: its rows have
 nothing to do with the rows of a weight, and the rank is that of the whole model's matrix.
 
 State: ``lowrank.q``, the last ``Q``, alike on all workers. All zeros mean that there is none yet: it is then

@@ -1,7 +1,7 @@
 """Random block: one contiguous piece of the vector per round, the same one on all workers.
 
 The piece has ``ceil(n / ratio)`` elements and starts at an offset drawn from (seed, round, topic), so nobody
-has to say which it is and the pieces can be averaged directly. It wraps around at the end of the vector:
+has to say which it is and the chunks can be averaged directly. It wraps around at the end of the vector:
 otherwise the elements near the ends would be drawn less often than the rest.
 
 In expectation ‖v − kept‖² = (1 − k/n) ‖v‖².

@@ -22,7 +22,7 @@ from torch import Tensor
 from gossamer.compress.compressor import Averaging, check_ratio, num_kept
 from gossamer.effects import Gather
 from gossamer.errors import InputError
-from gossamer.pieces import PIECE, pieces
+from gossamer.vector_math import CHUNK, chunks
 
 if TYPE_CHECKING:
     from gossamer.worker import Worker
@@ -46,7 +46,7 @@ def largest(vector: Tensor, count: int) -> Tensor:
         bound = float(sample.kthvalue(max(rank, 0) + 1).values)
         # Not "greater": what is not a number counts as the largest, here as in topk.
         found = [
-            np.flatnonzero(~(np.abs(piece.numpy()) <= bound)) + at * PIECE for at, (piece,) in enumerate(pieces(vector))
+            np.flatnonzero(~(np.abs(piece.numpy()) <= bound)) + at * CHUNK for at, (piece,) in enumerate(chunks(vector))
         ]
         candidates = torch.from_numpy(np.concatenate(found))
         if len(candidates) >= count:

@@ -28,9 +28,9 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from gossamer.errors import InputError
 from gossamer.methods import find
-from gossamer.process.join import join
-from gossamer.process.place import find_local_rank, find_rank
-from gossamer.process.swarm import Swarm
+from gossamer.process.runtime.join import join
+from gossamer.process.runtime.swarm import Swarm
+from gossamer.process.store.rank_info import find_local_rank, find_rank
 
 TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 """What torchrun says in the environment, and Accelerate listens to."""

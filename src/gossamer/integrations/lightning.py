@@ -23,9 +23,9 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from gossamer.errors import InputError
 from gossamer.methods import find
-from gossamer.process.join import join
-from gossamer.process.place import find_local_rank, find_rank
-from gossamer.process.swarm import Swarm
+from gossamer.process.runtime.join import join
+from gossamer.process.runtime.swarm import Swarm
+from gossamer.process.store.rank_info import find_local_rank, find_rank
 
 Anything = TypeVar("Anything")
 

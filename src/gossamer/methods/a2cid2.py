@@ -37,12 +37,12 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from gossamer.effects import Asking, Pair, Swap
+from gossamer.effects import MethodGenerator, Pair, Swap
 from gossamer.methods.gossip import GossipConfig
 from gossamer.methods.method import Method, MethodConfig
-from gossamer.pieces import combine
 from gossamer.topology import Topology
 from gossamer.topology.disagreement import Disagreement, Pairwise
+from gossamer.vector_math import combine
 from gossamer.worker import Worker
 
 
@@ -80,7 +80,7 @@ class A2CiD2(Method):
         scalars["advanced_to"] = now
         return c
 
-    def point(self, worker: Worker, out: Tensor) -> None:
+    def eval_point(self, worker: Worker, out: Tensor) -> None:
         now = worker.time
         c = drift(self.eta, now - worker.scalars.setdefault("advanced_to", now))
         if c > 0.0:
@@ -88,18 +88,18 @@ class A2CiD2(Method):
         else:
             out.copy_(worker.x)
 
-    def finish(self, worker: Worker) -> Asking:
+    def finish(self, worker: Worker) -> MethodGenerator:
         self.advance(worker)
         yield from ()
 
     def disagreement(self) -> Disagreement:
         return Pairwise(self.topology, self.rate, self.eta, self.alpha_tilde)
 
-    def background(self, worker: Worker) -> Asking:
+    def background(self, worker: Worker) -> MethodGenerator:
         ready, beyond = Pair(self.rate), self.alpha_tilde - 0.5
         while True:
             peer = yield ready
-            sent = worker.snapshot(self.point)
+            sent = worker.snapshot(self.eval_point)
             received = yield Swap(sent, peer)
             if received is None:
                 self.advance(worker)

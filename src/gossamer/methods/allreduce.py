@@ -8,7 +8,7 @@ Everybody waits for the slowest worker and for the network, every step. No extra
 
 from __future__ import annotations
 
-from gossamer.effects import Asking, Mean, Update
+from gossamer.effects import Mean, MethodGenerator, Update
 from gossamer.methods.method import Method
 from gossamer.worker import Worker
 
@@ -21,7 +21,7 @@ class AllReduce(Method):
     lockstep = True
     same_updates = True
 
-    def step(self, worker: Worker) -> Asking:
+    def step(self, worker: Worker) -> MethodGenerator:
         mean = yield Mean(worker.gradient, round=worker.step, topic="gradient")
         worker.gradient.copy_(mean)
         yield Update()

@@ -46,12 +46,12 @@ import torch
 from torch import Tensor
 
 from gossamer import compress
-from gossamer.effects import Asking, Effect, Mean, Start, Wait
+from gossamer.effects import Effect, Mean, MethodGenerator, Start, Wait
 from gossamer.errors import InputError
 from gossamer.methods.method import Method, MethodConfig
-from gossamer.pieces import pieces
 from gossamer.settings import option
 from gossamer.topology import Topology
+from gossamer.vector_math import chunks
 from gossamer.worker import Worker
 
 
@@ -103,15 +103,15 @@ class Divisible(Method):
         if not isinstance(optimizer, torch.optim.AdamW) and any(g["weight_decay"] for g in optimizer.param_groups):
             raise InputError("divisible decays weights apart from the gradient: take --optimizer adamw")
 
-    def point(self, worker: Worker, out: Tensor) -> None:
+    def eval_point(self, worker: Worker, out: Tensor) -> None:
         share = self.lookahead(worker)
         if share == 0.0 or worker.scalars.get("w", 0.0) == 0.0:
             out.copy_(worker.x)
             return
         undelivered, clip = worker.vector("undelivered"), self.config.clip
-        size, towards = len(undelivered), -share * worker.setting("lr")
+        size, towards = len(undelivered), -share * worker.optimizer_setting("lr")
         flying = worker.vector("flying", 2 * size + 1)[:size]
-        for ahead, a, in_flight, v, x in pieces(out, undelivered, flying, worker.vector("v"), worker.x):
+        for ahead, a, in_flight, v, x in chunks(out, undelivered, flying, worker.vector("v"), worker.x):
             torch.add(a, in_flight, out=ahead)
             ahead.div_(self.scale(worker, v)).clamp_(-clip, clip).mul_(towards).add_(x)
 
@@ -121,9 +121,9 @@ class Divisible(Method):
 
     def scale(self, worker: Worker, v: Tensor) -> Tensor:
         """√(v/w) + ε, what Adam divides by."""
-        return (v / worker.scalars["w"]).sqrt_().add_(worker.setting("eps"))
+        return (v / worker.scalars["w"]).sqrt_().add_(worker.optimizer_setting("eps"))
 
-    def step(self, worker: Worker) -> Asking:
+    def step(self, worker: Worker) -> MethodGenerator:
         round, gradient = worker.step, worker.gradient
         if round < self.config.warmup:
             mean = yield Mean(gradient, round=round, topic="foreground")
@@ -143,7 +143,7 @@ class Divisible(Method):
                 arrived = arrived.add_((yield from self.merge(worker)))
         self.adam(worker, arrived)
 
-    def depart(self, worker: Worker) -> Asking:
+    def depart(self, worker: Worker) -> MethodGenerator:
         """Put what is undelivered, and the newest gradient, under way."""
         undelivered = worker.vector("undelivered")
         size = len(undelivered)
@@ -171,32 +171,32 @@ class Divisible(Method):
 
     def feed(self, worker: Worker, gradient: Tensor, steps: int) -> None:
         """Feed v with an averaged gradient that stands for so many steps."""
-        _, beta2 = worker.setting("betas")
+        _, beta2 = worker.optimizer_setting("betas")
         keep = beta2**steps
         worker.vector("v").mul_(keep).addcmul_(gradient, gradient, value=1 - keep)
         worker.scalars["w"] = keep * worker.scalars.get("w", 0.0) + (1 - keep)
 
     def adam(self, worker: Worker, arrived: Tensor) -> None:
         """One step of Adam on x with the gradient that has arrived."""
-        beta1, _ = worker.setting("betas")
-        lr, decay = worker.setting("lr"), worker.setting("weight_decay")
+        beta1, _ = worker.optimizer_setting("betas")
+        lr, decay = worker.optimizer_setting("lr"), worker.optimizer_setting("weight_decay")
         clip, correction = self.config.clip, 1 - beta1 ** (worker.step + 1)
-        for m, v, x, new in pieces(worker.vector("m"), worker.vector("v"), worker.x, arrived):
+        for m, v, x, new in chunks(worker.vector("m"), worker.vector("v"), worker.x, arrived):
             m.mul_(beta1).add_(new, alpha=1 - beta1)
             if decay:
                 x.mul_(1 - lr * decay)
             x.sub_((m / self.scale(worker, v)).div_(correction).clamp_(-clip, clip).mul_(lr))
 
-    def regrouped(self, worker: Worker) -> None:
+    def on_membership_change(self, worker: Worker) -> None:
         """What was in flight is undelivered again."""
         undelivered = worker.vector("undelivered")
         flying = worker.vector("flying", 2 * len(undelivered) + 1)
         undelivered.add_(flying[: len(undelivered)])
         flying.zero_()
         worker.scalars.pop("merge_at", None)
-        super().regrouped(worker)
+        super().on_membership_change(worker)
 
-    def finish(self, worker: Worker) -> Asking:
+    def finish(self, worker: Worker) -> MethodGenerator:
         """Drain: what is in flight and what is undelivered is averaged and applied in one last step."""
         undelivered = worker.vector("undelivered")
         rest = (yield Mean(undelivered, round=worker.step, topic="drain")).clone()

@@ -20,12 +20,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gossamer.effects import Asking, Pair, Swap
+from gossamer.effects import MethodGenerator, Pair, Swap
 from gossamer.methods.method import Method, MethodConfig
-from gossamer.pieces import combine
 from gossamer.settings import option
 from gossamer.topology import Topology
 from gossamer.topology.disagreement import Disagreement, Pairwise
+from gossamer.vector_math import combine
 from gossamer.worker import Worker
 
 
@@ -51,7 +51,7 @@ class Gossip(Method):
     def disagreement(self) -> Disagreement:
         return Pairwise(self.topology, self.rate)
 
-    def background(self, worker: Worker) -> Asking:
+    def background(self, worker: Worker) -> MethodGenerator:
         ready = Pair(self.rate)
         while True:
             peer = yield ready

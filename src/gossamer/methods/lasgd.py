@@ -21,11 +21,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gossamer.effects import Asking, Mean, Steps
+from gossamer.effects import Mean, MethodGenerator, WaitSteps
 from gossamer.methods.method import Method, MethodConfig
-from gossamer.pieces import pieces
 from gossamer.settings import option
 from gossamer.topology import Topology
+from gossamer.vector_math import chunks
 from gossamer.worker import Worker
 
 
@@ -48,13 +48,13 @@ class LASGD(Method):
         super().__init__(config, topology)
         self.period = config.period
 
-    def background(self, worker: Worker) -> Asking:
+    def background(self, worker: Worker) -> MethodGenerator:
         while True:
-            yield Steps(self.period)
+            yield WaitSteps(self.period)
             sent = worker.snapshot()
             merges = int(worker.scalars.get("merges", 0))
             mean = yield Mean(sent, round=merges, topic="model")
-            for x, m, s in pieces(worker.x, mean, sent):
+            for x, m, s in chunks(worker.x, mean, sent):
                 # The difference first: where it is zero, as for a worker alone, x keeps every bit.
                 x.sub_(s.sub_(m))
             worker.scalars["merges"] = merges + 1

@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gossamer.effects import Asking, Mean, Update
+from gossamer.effects import Mean, MethodGenerator, Update
 from gossamer.methods.method import Method, MethodConfig
 from gossamer.settings import option
 from gossamer.topology import Topology
@@ -38,7 +38,7 @@ class LocalSGD(Method):
         super().__init__(config, topology)
         self.period = config.period
 
-    def step(self, worker: Worker) -> Asking:
+    def step(self, worker: Worker) -> MethodGenerator:
         yield Update()
         if (worker.step + 1) % self.period == 0:
             mean = yield Mean(worker.x, round=worker.step, topic="model")

@@ -8,7 +8,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from gossamer.effects import Asking, Update
+from gossamer.effects import MethodGenerator, Update
 from gossamer.settings import Settings
 from gossamer.topology import Topology
 from gossamer.topology.disagreement import Disagreement
@@ -51,19 +51,19 @@ class Method:
     def check_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
         """Raise ``InputError`` if the method cannot work with this optimizer."""
 
-    def point(self, worker: Worker, out: Tensor) -> None:
+    def eval_point(self, worker: Worker, out: Tensor) -> None:
         """Write into ``out`` where the next gradient is evaluated."""
         out.copy_(worker.x)
 
-    def step(self, worker: Worker) -> Asking:
+    def step(self, worker: Worker) -> MethodGenerator:
         """In the foreground, once per local gradient."""
         yield Update()
 
-    def background(self, worker: Worker) -> Asking:
+    def background(self, worker: Worker) -> MethodGenerator:
         """Beside the training, for as long as it lasts."""
         yield from ()
 
-    def regrouped(self, worker: Worker) -> None:
+    def on_membership_change(self, worker: Worker) -> None:
         """The group was rebuilt, and all members are at the same step: drop what was under way among the old ones."""
         worker.tickets.clear()
 
@@ -71,6 +71,6 @@ class Method:
         """What the topology's spectrum says about how far apart the workers will be; None if it says nothing."""
         return None
 
-    def finish(self, worker: Worker) -> Asking:
+    def finish(self, worker: Worker) -> MethodGenerator:
         """Once, after the last step: apply what is still under way."""
         yield from ()

@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gossamer.effects import Asking, Mean, Start, Update, Wait
+from gossamer.effects import Mean, MethodGenerator, Start, Update, Wait
 from gossamer.methods.method import Method, MethodConfig
 from gossamer.settings import option
 from gossamer.topology import Topology
@@ -50,7 +50,7 @@ class Overlap(Method):
         super().__init__(config, topology)
         self.global_every = config.global_every
 
-    def step(self, worker: Worker) -> Asking:
+    def step(self, worker: Worker) -> MethodGenerator:
         yield from self.merge(worker)
         yield Update()
         round = worker.step
@@ -65,7 +65,7 @@ class Overlap(Method):
     def disagreement(self) -> Disagreement:
         return InRounds(self.topology)
 
-    def merge(self, worker: Worker) -> Asking:
+    def merge(self, worker: Worker) -> MethodGenerator:
         """Wait for the averaging under way, if there is one, and move to it."""
         ticket = worker.tickets.get("mix")
         if ticket is not None:
@@ -74,5 +74,5 @@ class Overlap(Method):
             worker.tickets.pop("mix", None)
             worker.x.lerp_(mean, worker.scalars["strength"])
 
-    def finish(self, worker: Worker) -> Asking:
+    def finish(self, worker: Worker) -> MethodGenerator:
         yield from self.merge(worker)

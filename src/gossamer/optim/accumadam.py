@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from gossamer.pieces import PIECE
+from gossamer.vector_math import CHUNK
 
 
 class AccumAdam(Optimizer):
@@ -265,11 +265,11 @@ def _in_pieces(tensors: _Tensors, steps: list[int]) -> tuple[_Tensors, list[int]
     cut = _Tensors([], [], [], [], [])
     steps_of_pieces = []
     for *row, step in zip(*tensors.lists(), steps, strict=True):
-        whole = row[0].numel() <= PIECE or not all(tensor.is_contiguous() for tensor in row)
-        pieces = [(tensor,) if whole else tensor.view(-1).split(PIECE) for tensor in row]
-        for into, tensor_pieces in zip(cut.lists(), pieces, strict=True):
+        whole = row[0].numel() <= CHUNK or not all(tensor.is_contiguous() for tensor in row)
+        chunks = [(tensor,) if whole else tensor.view(-1).split(CHUNK) for tensor in row]
+        for into, tensor_pieces in zip(cut.lists(), chunks, strict=True):
             into.extend(tensor_pieces)
-        steps_of_pieces += [step] * len(pieces[0])
+        steps_of_pieces += [step] * len(chunks[0])
     return cut, steps_of_pieces
 
 

@@ -12,11 +12,11 @@ from torch import Tensor, nn
 
 from gossamer.errors import InputError
 from gossamer.plan.machines import Machines
-from gossamer.plan.meeting import LostWorker, Meeting
 from gossamer.plan.predict import Candidate, graph
-from gossamer.plan.probe import Steps, probe
-from gossamer.plan.recommend import Job, make_plan
-from gossamer.process.place import Place
+from gossamer.plan.probe.prober import Steps, probe
+from gossamer.plan.probe.session import LostWorker, ProbeSession
+from gossamer.plan.recommend import Workload, make_plan
+from gossamer.process.store.rank_info import RankInfo
 from gossamer.topology import names
 
 AUTO = "auto"
@@ -33,22 +33,24 @@ class Choice:
     machines: Machines
 
 
-def choose(place: Place, steps: Steps, keep_pace: Callable[[float], None], optimizer: str, knows_nodes: bool) -> Choice:
+def choose(
+    rank_info: RankInfo, steps: Steps, keep_pace: Callable[[float], None], optimizer: str, knows_nodes: bool
+) -> Choice:
     """Measure with all workers, plan, and return the winner: the same on all of them.
 
     ``knows_nodes``: whether the training that follows can be told how many machines there are.
     """
-    meeting = Meeting(replace(place, prefix=f"{place.prefix}auto/"))
+    session = ProbeSession(replace(rank_info, prefix=f"{rank_info.prefix}auto/"))
     try:
-        findings = probe(meeting, steps, keep_pace, SECONDS, lambda what: None)
+        findings = probe(session, steps, keep_pace, SECONDS, lambda what: None)
         if findings.lost:
             raise LostWorker(findings.lost)
         machines = findings.machines()
         fitting = [name for name in names() if _fits(name, machines, knows_nodes)]
-        plan = make_plan(machines, Job(AUTO, findings.parameters, optimizer), topologies=fitting)
-        meeting.tell("done", True)
+        plan = make_plan(machines, Workload(AUTO, findings.parameters, optimizer), topologies=fitting)
+        session.tell("done", True)
     finally:
-        meeting.close()
+        session.close()
     return Choice(plan.winner.candidate, plan.verdict, machines)
 
 
@@ -92,12 +94,12 @@ class LossSteps:
 
 
 def choose_for_loop(
-    place: Place, model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]
+    rank_info: RankInfo, model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]
 ) -> tuple[Choice, dict[str, Any]]:
     """The winner for a user's own loop, and the settings of ``gossamer.join`` for it."""
     steps = LossSteps(model, optimizer, loss)
     try:
-        choice = choose(place, steps, lambda began: None, type(optimizer).__name__.lower(), knows_nodes=False)
+        choice = choose(rank_info, steps, lambda began: None, type(optimizer).__name__.lower(), knows_nodes=False)
     finally:
         steps.restore()
     settings: dict[str, Any] = {"method": choice.candidate.method, **choice.candidate.options}

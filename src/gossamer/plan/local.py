@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from gossamer.process.place import free_port
+from gossamer.process.store.rank_info import free_port
 
 AFTER_S = 30.0
 """How long the others may go on when one has ended badly: they notice by themselves and say what was lost."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy import special
 
-from gossamer.virtual.hardware import Link
+from gossamer.hardware import Link
 
 BACKWARD_SHARE = 2 / 3
 """Of a gradient's time, where the parts were not measured: the backward pass costs about two forward passes."""
@@ -65,7 +65,7 @@ class Table:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compute:
+class ComputeProfile:
     """How long workers take for one step of their own: forward, backward, optimizer."""
 
     mean_s: float
@@ -127,7 +127,7 @@ class Machines:
 
     nodes: int
     per_node: int
-    compute: Compute
+    compute: ComputeProfile
     inside: Link = NOWHERE
     between: Link = NOWHERE
     costs: Costs = field(default_factory=Costs)

@@ -13,8 +13,8 @@ from gossamer.errors import InputError
 from gossamer.methods import METHODS
 from gossamer.plan.machines import Machines
 from gossamer.plan.predict import Candidate, graph
-from gossamer.plan.recommend import UNNAMED, Job, Plan, make_plan
-from gossamer.plan.whatif import scaled_bandwidth
+from gossamer.plan.recommend import UNNAMED, Plan, Workload, make_plan
+from gossamer.plan.what_if import scaled_bandwidth
 from gossamer.topology.draw import ROUND_COLOURS, SUFFIXES, TEXT_COLOUR
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Sketch:
     """What is drawn: a cluster, a job, and which methods and topologies (none given: all, the best of each)."""
 
     machines: Machines
-    job: Job
+    job: Workload
     mixing: float
     methods: Sequence[str] = ()
     topologies: Sequence[str] = ()

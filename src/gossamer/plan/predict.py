@@ -12,8 +12,8 @@ import numpy as np
 from gossamer.errors import InputError
 from gossamer.methods import METHODS, find
 from gossamer.plan import replay
+from gossamer.plan.closed_form import FORMS, Forecast, Scene
 from gossamer.plan.disagreement import contraction
-from gossamer.plan.forms import FORMS, Forecast, Scene
 from gossamer.settings import from_values
 from gossamer.topology import Topology, build, names
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gossamer.methods import find
-from gossamer.plan.forms import Scene
+from gossamer.plan.closed_form import Scene
 from gossamer.plan.machines import Machines
 from gossamer.plan.predict import Candidate, Prediction, candidates, ddp_step_s, predict
 
@@ -32,7 +32,7 @@ RUNS, RUNS_OF_MANY, MANY = 16, 4, 256
 
 
 @dataclass(frozen=True)
-class Job:
+class Workload:
     """What is to be trained."""
 
     task: str
@@ -47,7 +47,7 @@ class Plan:
     """The outcome."""
 
     machines: Machines
-    job: Job
+    job: Workload
     ranking: list[Prediction]
     baselines: dict[int, Prediction]
     """All-reduce, by number of workers."""
@@ -109,7 +109,7 @@ class Plan:
 
 def make_plan(
     machines: Machines,
-    job: Job,
+    job: Workload,
     *,
     workers: Sequence[int] = (),
     methods: Sequence[str] = (),
@@ -179,7 +179,7 @@ def _ranked(plan: Plan, ranking: list[Prediction]) -> list[Prediction]:
 
 
 def _winner(plan: Plan, ranked: list[Prediction]) -> Prediction:
-    """The best that may be recommended, if it beats all-reduce by enough; all-reduce otherwise."""
+    """The best that may be recommended, if it heartbeats all-reduce by enough; all-reduce otherwise."""
     best = ranked[0]
     baseline = plan.baselines[best.workers]
     pays = baseline.step_s / best.step_s >= PAYS
@@ -216,7 +216,7 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
-def command(machines: Machines, job: Job, winner: Prediction) -> str:
+def command(machines: Machines, job: Workload, winner: Prediction) -> str:
     """The command that trains with the winner on these machines."""
     candidate = winner.candidate
     options: dict[str, Any] = {"task": job.task, **job.options, "method": candidate.method}

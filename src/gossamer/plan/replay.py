@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 from gossamer.config import resolve
-from gossamer.plan.forms import ITEM_BYTES, NUM_STEPS, NUM_WARM, Forecast, Scene
+from gossamer.hardware import HardwareConfig, Link
+from gossamer.plan.closed_form import ELEMENT_BYTES, NUM_STEPS, NUM_WARM, Forecast, Scene
+from gossamer.plan.comm_times import Times, Timing
 from gossamer.plan.machines import Machines, Shape
-from gossamer.plan.times import Times, Timing
-from gossamer.virtual.clock import Clock, Done, Hardware
-from gossamer.virtual.cluster import Cluster
-from gossamer.virtual.events import ARRIVE, Events
-from gossamer.virtual.hardware import HardwareConfig, Link
+from gossamer.virtual.sim.clock import Clock, Done, Hardware
+from gossamer.virtual.sim.cluster import Cluster
+from gossamer.virtual.sim.event_queue import ARRIVE, EventQueue
 from gossamer.virtual.simulation import make_cluster
 
 STAND_IN = 4096
@@ -33,8 +33,8 @@ class MachineClock:
 
     instant = False
 
-    def __init__(self, machines: Machines, free: bool, events: Events) -> None:
-        self.machines, self.free, self.events = machines, free, events
+    def __init__(self, machines: Machines, free: bool, queue: EventQueue) -> None:
+        self.machines, self.free, self.queue = machines, free, queue
         self.times = Times(machines)
         self.factors = machines.compute.worker_factors(machines.workers)
         self._busy = [0] * machines.nodes
@@ -69,7 +69,7 @@ class MachineClock:
                 self._busy[node] -= 1
             done(moment)
 
-        self.events.at(now + timing.seconds, ARRIVE, over)
+        self.queue.at(now + timing.seconds, ARRIVE, over)
 
 
 class Scaled:
@@ -103,10 +103,10 @@ def cluster_of(scene: Scene, method: str, topology: str, options: Mapping[str, A
         }
     )  # fmt: skip
 
-    def clock(events: Events) -> Clock:
+    def clock(queue: EventQueue) -> Clock:
         # Machines that were only described are the virtual cluster's own, with flows that share cards as they come.
         plain = not (machines.measured or machines.compute.sample_s or free)
-        made: Clock = Hardware(described, scene.workers, events) if plain else MachineClock(machines, free, events)
+        made: Clock = Hardware(described, scene.workers, queue) if plain else MachineClock(machines, free, queue)
         return Scaled(made, scene.parameters / dim)
 
     with torch.random.fork_rng(devices=[]):
@@ -134,7 +134,7 @@ def run(cluster: Cluster, steps: int) -> float:
     """Let every worker make so many steps on average; returns the time."""
     while cluster.total_made < steps * cluster.num_workers and cluster.advance():
         pass
-    return cluster.events.now
+    return cluster.queue.now
 
 
 def forecast(scene: Scene, method: str, topology: str, options: Mapping[str, Any]) -> Forecast:
@@ -149,7 +149,7 @@ def forecast(scene: Scene, method: str, topology: str, options: Mapping[str, Any
     free_s = (-run(free, NUM_WARM) + run(free, NUM_STEPS)) / steps
     kept = (cluster.consensus() / apart) ** (1 / NUM_STEPS) if apart > 0 else 0.0
     vectors = sum(row.numel() for row in cluster.workers[0].vectors.values()) / cluster.evaluator.flat.size
-    scale = scene.size_bytes / (ITEM_BYTES * cluster.evaluator.flat.size)
+    scale = scene.size_bytes / (ELEMENT_BYTES * cluster.evaluator.flat.size)
     bytes_sent = sum(worker.bytes_sent for worker in cluster.workers) - sent
     return Forecast(
         step_s=np.array([taken / steps]),

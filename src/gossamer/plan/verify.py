@@ -10,11 +10,11 @@ from typing import Any
 from gossamer.errors import InputError
 from gossamer.plan.predict import Candidate, Prediction
 from gossamer.plan.recommend import Plan
-from gossamer.process.place import Place
-from gossamer.train.conduct import launch, take_part
-from gossamer.train.launch import MeetingPlace, hearing_stops
-from gossamer.train.order import Order, real_settings
-from gossamer.train.result import Result
+from gossamer.process.store.rank_info import RankInfo
+from gossamer.train.job_spec import JobSpec, real_settings
+from gossamer.train.launcher import LocalStore, counting_stop_signals
+from gossamer.train.result import TrainingResult
+from gossamer.train.supervisor import launch, take_part
 
 RUN_S = 10.0
 """How long one configuration is run, about."""
@@ -74,7 +74,7 @@ def settings_of(candidate: Candidate, settings: Mapping[str, Any], steps: int) -
     return values
 
 
-def step_s(result: Result) -> float:
+def step_s(result: TrainingResult) -> float:
     """The time in which workers make one step each on average."""
     if result.failed or not result.final.total_steps:
         raise InputError(f"the run came to nothing: {result.failed or 'no steps were made'}")
@@ -82,19 +82,19 @@ def step_s(result: Result) -> float:
     return len(paces) / sum(paces)
 
 
-def measure(values: dict[str, Any], place: Place | None, name: str) -> float | None:
+def measure(values: dict[str, Any], rank_info: RankInfo | None, name: str) -> float | None:
     """Train for real: with workers started here, or as the one at ``place``; the time of a step, on rank 0 only."""
-    (settings,) = real_settings(values, None if place is None else place.workers)
-    order = Order(settings)
-    run = order.run()
-    if place is None:
-        with hearing_stops() as stops:
+    (settings,) = real_settings(values, None if rank_info is None else rank_info.workers)
+    job_spec = JobSpec(settings)
+    run = job_spec.run()
+    if rank_info is None:
+        with counting_stop_signals() as stops:
             result = launch(
-                order, run, MeetingPlace(), stops, lambda view, news: None, lambda point, workers: None, False
+                job_spec, run, LocalStore(), stops, lambda view, events: None, lambda point, workers: None, False
             )
             if stops.count:
                 raise KeyboardInterrupt
         return step_s(result)
-    place = replace(place, prefix=f"{place.prefix}{name}/")
-    taken = take_part(order, run, place, lambda view, news: None, lambda point, workers: None)
+    rank_info = replace(rank_info, prefix=f"{rank_info.prefix}{name}/")
+    taken = take_part(job_spec, run, rank_info, lambda view, events: None, lambda point, workers: None)
     return None if taken is None else step_s(taken)

@@ -31,13 +31,13 @@ MOST_EDGES = 4_000
 MOST_STALENESS = 255
 """Vectors that were older when they were merged count as this old."""
 
-MOST_NEWS = 1_000
+MAX_EVENTS = 1_000
 
 Members = tuple[int, ...]
 
 
 @dataclass(frozen=True)
-class Events:
+class EventBatch:
     """What happened since the last time, one row each."""
 
     steps: np.ndarray
@@ -60,7 +60,7 @@ class Events:
 class Sink(Protocol):
     """Where every single event goes, if anywhere."""
 
-    def write(self, own: Sequence[int], events: Events) -> None: ...
+    def write(self, own: Sequence[int], events: EventBatch) -> None: ...
 
 
 class Recorder:
@@ -72,7 +72,7 @@ class Recorder:
         self.until = 0.0
         self.after = 0.0
         """When what was recorded before ended, where the run is a resumed one: its time goes on from there."""
-        self.news: list[tuple[float, str]] = []
+        self.events: list[tuple[float, str]] = []
         self._row = {rank: row for row, rank in enumerate(self.own)}
         self._everybody = self.own == tuple(range(len(self.own)))
         self._num_steps = np.zeros(len(self.own), dtype=np.int64)
@@ -133,10 +133,10 @@ class Recorder:
         if rank in self._gone:
             self._absences.extend((rank, self._gone.pop(rank), time))
 
-    def say(self, time: float, news: str) -> None:
+    def say(self, time: float, events: str) -> None:
         """Something happened that a person should know."""
-        if len(self.news) < MOST_NEWS:
-            self.news.append((time, news))
+        if len(self.events) < MAX_EVENTS:
+            self.events.append((time, events))
 
     def _number(self, members: Members) -> int:
         with self._lock:
@@ -152,7 +152,7 @@ class Recorder:
     def sum_up(self) -> None:
         """Turn what was noted down into sums, and hand it to the trace."""
         with self._lock:
-            events = Events(
+            events = EventBatch(
                 steps=_taken(self._steps, 4),
                 waits=_taken(self._waits, 3),
                 snapshots=_taken(self._snapshots, 3),
@@ -255,7 +255,7 @@ class Recorder:
                 "edges": edges,
                 "other_bytes": other,
                 "timeline": timeline.document(until),
-                "news": [list(item) for item in self.news],
+                "events": [list(item) for item in self.events],
             }
 
     def _staleness_document(self) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.errors import InputError
-from gossamer.recording.recorder import Events
+from gossamer.recording.recorder import EventBatch
 
 FIRST_PID = 5_000_000
 """The pid of worker 0: above what an operating system gives, so that traces of real processes can be joined."""
@@ -61,7 +61,7 @@ class TraceFile:
         self._end = self._file.tell()
         self._append(self._names)
 
-    def write(self, own: Sequence[int], events: Events) -> None:
+    def write(self, own: Sequence[int], events: EventBatch) -> None:
         """Add what happened."""
         self._append(self._lines(set(own), events))
 
@@ -79,7 +79,7 @@ class TraceFile:
         self._file.write(END)
         self._file.flush()
 
-    def _lines(self, own: set[int], events: Events) -> Iterator[dict[str, Any]]:
+    def _lines(self, own: set[int], events: EventBatch) -> Iterator[dict[str, Any]]:
         for rank, began, computed, ended in events.steps.tolist():
             yield _slice("compute", rank, TRAINING, began, computed)
             yield _slice("step", rank, TRAINING, computed, ended)

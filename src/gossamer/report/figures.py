@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 
 from gossamer.report.prediction import find_topology, predicted
-from gossamer.report.runs import Kept
+from gossamer.report.runs import KeptRun
+from gossamer.results import plain
 from gossamer.topology import Topology
 from gossamer.topology.draw import positions
-from gossamer.virtual.simulation import plain
 
 FORMAT = 1
 
@@ -32,7 +32,7 @@ SUMMARY = (
 )
 
 
-def figures(runs: Sequence[Kept]) -> dict[str, Any]:
+def figures(runs: Sequence[KeptRun]) -> dict[str, Any]:
     """Everything the page shows."""
     names = _names(runs)
     shown = [_run(name, kept) for name, kept in zip(names, runs, strict=True)]
@@ -42,7 +42,7 @@ def figures(runs: Sequence[Kept]) -> dict[str, Any]:
     return document
 
 
-def _names(runs: Sequence[Kept]) -> list[str]:
+def _names(runs: Sequence[KeptRun]) -> list[str]:
     """What the runs are called: by what tells them apart."""
     methods = [str(kept.config.get("method", kept.path.name)) for kept in runs]
     if len(set(methods)) == len(methods):
@@ -55,7 +55,7 @@ def _names(runs: Sequence[Kept]) -> list[str]:
     return short if len(set(short)) == len(short) else [str(folder) for folder in folders]
 
 
-def _run(name: str, kept: Kept) -> dict[str, Any]:
+def _run(name: str, kept: KeptRun) -> dict[str, Any]:
     config, points = kept.config, kept.points
     topology = find_topology(config)
     last = kept.summary or (points[-1] if points else {})
@@ -65,7 +65,7 @@ def _run(name: str, kept: Kept) -> dict[str, Any]:
         "folder": str(kept.path),
         "finished": kept.summary is not None,
         "notes": kept.notes,
-        "news": _news(kept),
+        "events": _news(kept),
         "method": config.get("method"),
         "topology": config.get("topology"),
         "task": config.get("task"),
@@ -85,10 +85,10 @@ def _run(name: str, kept: Kept) -> dict[str, Any]:
     }
 
 
-def _news(kept: Kept) -> list[Any]:
-    if kept.recording is not None and kept.recording["news"]:
-        return list(kept.recording["news"])
-    return [[None, item] for item in (kept.summary or {}).get("news", [])]
+def _news(kept: KeptRun) -> list[Any]:
+    if kept.recording is not None and kept.recording["events"]:
+        return list(kept.recording["events"])
+    return [[None, item] for item in (kept.summary or {}).get("events", [])]
 
 
 def _value(point: Mapping[str, Any], name: str) -> Any:

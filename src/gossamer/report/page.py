@@ -26,12 +26,12 @@ def page(document: Mapping[str, Any]) -> str:
         "data": data.replace("<!--", "<\\u0021--"),
     }
     text = _asset("page.html")
-    pieces = []
+    chunks = []
     while "{{" in text:
         before, _, rest = text.partition("{{")
         name, _, text = rest.partition("}}")
-        pieces += [before, parts[name]]
-    return "".join([*pieces, text])
+        chunks += [before, parts[name]]
+    return "".join([*chunks, text])
 
 
 @cache

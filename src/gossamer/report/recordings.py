@@ -93,7 +93,7 @@ def joined(recordings: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "edges": sorted(([a, b, *sums] for (a, b), sums in edges.items()), key=lambda edge: (-edge[2], edge[:2])),
         "other_bytes": sum(recording["other_bytes"] for recording in ordered),
         "timeline": _joined_timeline(ordered, row, {row[rank]: since for rank, since in silent.items()}, until),
-        "news": sorted((item for recording in ordered for item in recording["news"]), key=lambda item: item[0]),
+        "events": sorted((item for recording in ordered for item in recording["events"]), key=lambda item: item[0]),
     }
 
 

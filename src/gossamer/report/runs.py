@@ -17,7 +17,7 @@ EXPECTED = "expected a folder that gossamer simulate or train has written with -
 
 
 @dataclass(frozen=True)
-class Kept:
+class KeptRun:
     """What a run folder holds."""
 
     path: Path
@@ -47,7 +47,7 @@ def find_runs(path: Path) -> list[Path]:
     return sorted(found, key=lambda child: str(_about(child).get("started", "")) or child.name)
 
 
-def read_run(path: Path) -> Kept:
+def read_run(path: Path) -> KeptRun:
     """Everything in a run folder."""
     about = _about(path)
     try:
@@ -72,7 +72,7 @@ def read_run(path: Path) -> Kept:
     if summary is not None and summary.get("diverged"):
         where = summary["diverged"]
         notes.append(f"diverged: the loss of worker {where['worker']} was not finite at its step {where['step']}")
-    return Kept(path, about, config, points, summary, recording, notes)
+    return KeptRun(path, about, config, points, summary, recording, notes)
 
 
 def _about(path: Path) -> dict[str, Any]:

@@ -10,7 +10,7 @@ UNUSUAL = ("slow", "silent", "gone", "failed")
 
 
 @dataclass(frozen=True)
-class Row:
+class WorkerRow:
     """One worker."""
 
     rank: int
@@ -36,7 +36,7 @@ class View:
     train_loss: float | None
     accuracy: float | None
     consensus: float | None
-    rows: list[Row]
+    rows: list[WorkerRow]
 
     @property
     def left_s(self) -> float | None:

@@ -42,7 +42,7 @@ def _network(self: ResNet18, x: Tensor) -> Tensor:
 
 
 def normalised(norm: nn.BatchNorm2d, x: Tensor, skip: Tensor | None = None, relu: bool = True) -> Tensor:
-    """``relu(norm(x) + skip)``. Unlike torch's, the norm does not count its batches."""
+    """``relu(norm(x) + skip)``. UnsupportedModule torch's, the norm does not count its batches."""
     if _suits(norm, x, skip):
         from gossamer.tasks.norm_kernels import Normalised
 

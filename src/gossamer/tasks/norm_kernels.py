@@ -1,7 +1,7 @@
 """Batch norm on a GPU in one with an addition and a ReLU, forwards and backwards (``fused_resnet``).
 
 The images are a matrix, with a row for every pixel and a column for every channel. Each direction takes three kernels:
-one sums over pieces of the rows, a small one adds up the pieces of each column, one goes over all numbers with the
+one sums over chunks of the rows, a small one adds up the chunks of each column, one goes over all numbers with the
 result. There are no atomic additions: the same numbers give the same result.
 """
 
@@ -41,7 +41,7 @@ class Normalised(torch.autograd.Function):
         shape = _Shape(x)
         sums, (mean, scale), out = shape.sums(), x.new_empty(2, shape.columns, dtype=torch.float32), torch.empty_like(x)
         with torch.cuda.device(x.device):
-            _sum[shape.pieces](x, sums, shape.rows, shape.columns, shape.length, ROWS, COLUMNS)
+            _sum[shape.chunks](x, sums, shape.rows, shape.columns, shape.length, ROWS, COLUMNS)
             _finish[shape.strips](
                 x, sums, shape.num_pieces, mean, scale, running_mean, running_var,
                 shape.rows, shape.columns, momentum, eps, COLUMNS,
@@ -67,7 +67,7 @@ class Normalised(torch.autograd.Function):
         sums, g_x = shape.sums(), torch.empty_like(x)
         g_weight, g_bias = torch.empty_like(weight), torch.empty_like(bias)
         with torch.cuda.device(x.device):
-            _sum_backward[shape.pieces](
+            _sum_backward[shape.chunks](
                 x, g_out, x if out is None else out, passed, mean, scale, weight, bias, sums,
                 shape.rows, shape.columns, shape.length, masks, ctx.from_output, ROWS, COLUMNS,
             )  # fmt: skip
@@ -90,7 +90,7 @@ class _Shape:
         self.length = ROWS * triton.cdiv(self.blocks[0], max(1, PROGRAMS // strips))
         """Rows of a piece."""
         self.num_pieces = triton.cdiv(self.rows, self.length)
-        self.pieces = (self.num_pieces, strips)
+        self.chunks = (self.num_pieces, strips)
 
     def sums(self) -> Tensor:
         """Two for every column of every piece."""
@@ -228,13 +228,13 @@ def _store_sums(sums, first, second, columns, num_columns):  # type: ignore[no-u
 
 @triton.jit
 def _load_sums(sums, num_pieces, columns, num_columns, width: tl.constexpr):  # type: ignore[no-untyped-def]
-    """Over all pieces."""
+    """Over all chunks."""
     count: tl.constexpr = 32
     first, second = tl.zeros((count, width), tl.float32), tl.zeros((count, width), tl.float32)
     for at in range(0, num_pieces, count):
-        pieces = at + tl.arange(0, count)
-        inside = (pieces < num_pieces)[:, None] & (columns < num_columns)[None, :]
-        where = 2 * pieces[:, None] * num_columns + columns[None, :]
+        chunks = at + tl.arange(0, count)
+        inside = (chunks < num_pieces)[:, None] & (columns < num_columns)[None, :]
+        where = 2 * chunks[:, None] * num_columns + columns[None, :]
         first += tl.load(sums + where, inside, 0.0)
         second += tl.load(sums + where + num_columns, inside, 0.0)
     return tl.sum(first, 0), tl.sum(second, 0)

@@ -68,13 +68,13 @@ def parse_alpha(spec: str, text: str) -> float:
 
 
 def deal_dirichlet(classes: list[np.ndarray], alpha: float, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
-    pieces: list[list[np.ndarray]] = [[] for _ in range(workers)]
+    chunks: list[list[np.ndarray]] = [[] for _ in range(workers)]
     for samples in classes:
         shares = rng.dirichlet(np.full(workers, alpha))
         cuts = np.rint(np.cumsum(shares)[:-1] * len(samples)).astype(int)
         for worker, piece in enumerate(np.split(samples, cuts)):
-            pieces[worker].append(piece)
-    parts = [np.concatenate(piece) for piece in pieces]
+            chunks[worker].append(piece)
+    parts = [np.concatenate(piece) for piece in chunks]
     # A small alpha leaves workers with nothing; each takes one sample from whoever has most.
     for worker, part in enumerate(parts):
         if len(part) == 0:

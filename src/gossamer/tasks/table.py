@@ -16,7 +16,7 @@ from gossamer.tasks.userfile import load_task
 
 
 @dataclass(frozen=True)
-class Row:
+class TaskEntry:
     make: Callable[[int, int, TaskConfig], Task]
     line: str
     # The fields of TaskConfig that the task looks at.
@@ -24,11 +24,15 @@ class Row:
 
 
 TABLE = {
-    "consensus": Row(consensus, "average random vectors; no data, no gradients", ("dim",)),
-    "quadratic": Row(quadratic, "worker i minimises ½‖w − b_i‖²: everything known in closed form", ("dim", "noise")),
-    "digits": Row(digits, "1,797 handwritten digits of 8×8 pixels, built in; models mlp, conv", ("model",)),
-    "shakespeare": Row(shakespeare, "next character of the text given by --data; a 0.24 M transformer", ("data",)),
-    "cifar10": Row(
+    "consensus": TaskEntry(consensus, "average random vectors; no data, no gradients", ("dim",)),
+    "quadratic": TaskEntry(
+        quadratic, "worker i minimises ½‖w − b_i‖²: everything known in closed form", ("dim", "noise")
+    ),
+    "digits": TaskEntry(digits, "1,797 handwritten digits of 8×8 pixels, built in; models mlp, conv", ("model",)),
+    "shakespeare": TaskEntry(
+        shakespeare, "next character of the text given by --data; a 0.24 M transformer", ("data",)
+    ),
+    "cifar10": TaskEntry(
         cifar10, "CIFAR-10 images from the folder given by --data; models resnet18, conv", ("model", "data")
     ),
 }

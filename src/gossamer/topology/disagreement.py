@@ -25,7 +25,7 @@ import numpy as np
 from scipy import linalg
 
 from gossamer.topology.laplacian import Laplacian
-from gossamer.topology.mixing import Round
+from gossamer.topology.mixing import MixingRound
 from gossamer.topology.structures import EdgeGraph
 from gossamer.topology.topology import Topology
 
@@ -108,7 +108,7 @@ class InRounds:
 
     def course(self, steps: np.ndarray, noise: np.ndarray, pace: float) -> tuple[np.ndarray, np.ndarray]:
         workers = self.topology.workers
-        rounds = [Round(groups) for groups in self.topology.rounds]
+        rounds = [MixingRound(groups) for groups in self.topology.rounds]
         apart = np.eye(workers) - 1.0 / workers
         left, piled = apart / (workers - 1), np.zeros((workers, workers))
         lefts, piles = [1.0], [0.0]

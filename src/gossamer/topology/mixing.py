@@ -25,7 +25,7 @@ MAX_SPARSE_PERIOD = 32
 MAX_SPARSE_ROW = 64  # numbers per row of M up to which it counts as sparse
 
 
-class Round:
+class MixingRound:
     """One round, ready to be applied to many values at once."""
 
     def __init__(self, groups: tuple[Group, ...]) -> None:
@@ -53,7 +53,7 @@ def contraction(workers: int, rounds: Rounds) -> float:
     """
     if workers == 1:
         return 0.0
-    steps = [Round(groups) for groups in rounds]
+    steps = [MixingRound(groups) for groups in rounds]
     if workers <= DENSE_WORKERS:
         period = np.eye(workers)
         for step in steps:
@@ -76,7 +76,7 @@ def rounds_to_consensus(workers: int, rounds: Rounds) -> int | None:
     values = np.eye(workers) if workers <= DENSE_WORKERS else _random_values(workers, columns=4)
     target = values.mean(axis=0)
     scale = 1.0 if workers <= DENSE_WORKERS else float(np.linalg.norm(values - target))
-    steps = [Round(groups) for groups in rounds]
+    steps = [MixingRound(groups) for groups in rounds]
     for count in range(NUM_PERIODS_TRIED * len(steps)):
         steps[count % len(steps)].mix(values)
         if np.linalg.norm(values - target) < CONSENSUS_TOLERANCE * scale:
@@ -84,7 +84,7 @@ def rounds_to_consensus(workers: int, rounds: Rounds) -> int | None:
     return None
 
 
-def _largest_singular_value(workers: int, steps: list[Round]) -> tuple[float, bool]:
+def _largest_singular_value(workers: int, steps: list[MixingRound]) -> tuple[float, bool]:
     """Of M on the vectors that sum to zero, and whether it has converged: Lanczos on MᵀM, fully reorthogonalized."""
     vector = _random_values(workers, columns=1)
     vector -= vector.mean()

@@ -1,4 +1,4 @@
-"""Round schedules: who averages with whom in which round.
+"""MixingRound schedules: who averages with whom in which round.
 
 In a round every worker is in exactly one group and mixes within it: x_i += strength · (mean of the group − x_i).
 A schedule lists, for each round of its period, the groups of two and more; whoever is in none of them keeps what

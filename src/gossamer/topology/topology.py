@@ -132,9 +132,9 @@ class Topology:
         """After how many rounds, from the first, all workers agree to round-off; None if never."""
         return mixing.rounds_to_consensus(self.workers, self._mixing_rounds)
 
-    def mixing_rounds(self) -> list[mixing.Round]:
+    def mixing_rounds(self) -> list[mixing.MixingRound]:
         """The rounds of a period, ready to be applied to many values at once."""
-        return [mixing.Round(groups) for groups in self._mixing_rounds]
+        return [mixing.MixingRound(groups) for groups in self._mixing_rounds]
 
     @cached_property
     def rate_spectrum(self) -> np.ndarray:

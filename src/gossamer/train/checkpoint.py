@@ -23,7 +23,7 @@ from torch import Tensor
 
 from gossamer.errors import InputError
 from gossamer.runfolder import CHECKPOINTS, CONFIG, write_json
-from gossamer.train.statefile import Unusable, read_state, steps_made
+from gossamer.train.state_file import Unusable, read_state, steps_made
 
 COMPLETE = "complete.json"
 KEPT = 2
@@ -123,7 +123,7 @@ def _read(path: Path, before: list[Path]) -> Checkpoint:
     return Checkpoint(path, ranks, made, every)
 
 
-class Keeper:
+class CheckpointKeeper:
     """Says which checkpoints of a run are complete, and takes old ones away; for whoever watches the run."""
 
     def __init__(self, run_folder: Path, every: int) -> None:

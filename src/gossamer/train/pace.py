@@ -8,14 +8,14 @@ from collections import deque
 
 import numpy as np
 
-from gossamer.virtual.hardware import Compute
+from gossamer.hardware import ComputeTimes
 
 
 class Pace:
     """One worker's. What it adds is waiting, so that on shared cores it takes no time from the others."""
 
     def __init__(
-        self, compute: Compute, waits: bool, rank: int, rng: np.random.Generator, stop: threading.Event
+        self, compute: ComputeTimes, waits: bool, rank: int, rng: np.random.Generator, stop: threading.Event
     ) -> None:
         self.compute, self.waits, self.rank, self.rng, self.stop = compute, waits, rank, rng, stop
         self.factor = float(compute.factor[rank])

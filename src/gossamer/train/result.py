@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gossamer.train.report import Report
-from gossamer.virtual.simulation import Point, Spread, WorkerPoint, plain
+from gossamer.results import Point, Spread, WorkerPoint, plain
+from gossamer.train.status import WorkerStatus
 
 
 @dataclass
-class Result:
+class TrainingResult:
     """Like the result of a simulation, in real seconds, with every worker's own figures."""
 
     method: str
@@ -21,11 +21,11 @@ class Result:
     final: Point
     final_workers: list[WorkerPoint]
     history: list[Point]
-    reports: list[Report]
+    reports: list[WorkerStatus]
     """The last of each worker."""
     gone: list[int]
     """Workers that were not there in the end."""
-    news: list[str]
+    events: list[str]
     interrupted: bool = False
     failed: str = ""
     """Why the run has no outcome; empty if it has."""
@@ -46,7 +46,7 @@ class Result:
             "worker_reports": [_own_figures(report) for report in self.reports],
             "workers_gone": self.gone,
         }
-        end: dict[str, Any] = {"news": self.news, "history": [asdict(point) for point in self.history]}
+        end: dict[str, Any] = {"events": self.events, "history": [asdict(point) for point in self.history]}
         if self.ranks_diverged:
             rank = self.ranks_diverged[0]
             step = self.reports[rank].diverged_at
@@ -62,9 +62,9 @@ def point_of(line: Mapping[str, Any]) -> Point:
     return Point(**{**line, **spreads})
 
 
-def _own_figures(report: Report) -> dict[str, Any]:
+def _own_figures(report: WorkerStatus) -> dict[str, Any]:
     figures = asdict(report)
     figures["train_loss"] = report.mean_loss
-    for name in ("news", "loss_sum", "loss_count", "loss", "accuracy"):
+    for name in ("events", "loss_sum", "loss_count", "loss", "accuracy"):
         del figures[name]
     return figures

@@ -15,21 +15,21 @@ import torch
 
 from gossamer.config import Run
 from gossamer.errors import InputError
-from gossamer.pieces import distance
-from gossamer.process.place import Place
-from gossamer.process.swarm import Swarm
+from gossamer.process.runtime.swarm import Swarm
+from gossamer.process.store.rank_info import RankInfo
+from gossamer.results import plain
 from gossamer.runfolder import CHECKPOINTS, WORKERS, save_model
 from gossamer.seeds import stream
 from gossamer.train.checkpoint import Checkpoint, find_checkpoint, worker_file
-from gossamer.train.gate import Gate
-from gossamer.train.job import Job, LossMeter
-from gossamer.train.looks import Looks
-from gossamer.train.order import Order
+from gossamer.train.eval_schedule import EvalSchedule
+from gossamer.train.job_spec import JobSpec
 from gossamer.train.pace import Pace, StepMeter
-from gossamer.train.recording import open_recording
-from gossamer.train.report import DONE, TRAINING, Board, Report
-from gossamer.train.statefile import write_state
-from gossamer.virtual.simulation import plain
+from gossamer.train.recording_files import open_recording
+from gossamer.train.state_file import write_state
+from gossamer.train.status import DONE, TRAINING, StatusBoard, WorkerStatus
+from gossamer.train.stop_coordinator import StopCoordinator
+from gossamer.train.worker_task import LossMeter, WorkerTask
+from gossamer.vector_math import distance
 
 TELL_S = 0.2
 """How often a worker reports, beside its training."""
@@ -50,44 +50,58 @@ HOPELESS = 10
 class Training:
     """What one worker does in one run."""
 
-    def __init__(self, order: Order, run: Run, place: Place, board: Board, gate: Gate, orphaned: Callable[[], bool]):
-        self.order, self.run, self.place, self.board, self.gate = order, run, place, board, gate
+    def __init__(
+        self,
+        job_spec: JobSpec,
+        run: Run,
+        rank_info: RankInfo,
+        status_board: StatusBoard,
+        stop_coordinator: StopCoordinator,
+        orphaned: Callable[[], bool],
+    ):
+        self.job_spec, self.run, self.rank_info, self.status_board, self.stop_coordinator = (
+            job_spec,
+            run,
+            rank_info,
+            status_board,
+            stop_coordinator,
+        )
         self._orphaned = orphaned
-        self.before = Report(place.rank)
+        self.before = WorkerStatus(rank_info.rank)
         """What this worker had done when the run was resumed."""
-        earlier = board.get(place.rank)
+        earlier = status_board.get(rank_info.rank)
         self.made_before = 0 if earlier is None else earlier.steps
         """Steps that a process made which was this worker before it died."""
-        self.report = Report(place.rank, steps=self.made_before)
-        self.job = Job(run, place.rank)
+        self.report = WorkerStatus(rank_info.rank, steps=self.made_before)
+        self.job = WorkerTask(run, rank_info.rank)
         self.checkpoint: Checkpoint | None = None
-        if order.checkpoint:
-            self.checkpoint = find_checkpoint(Path(order.checkpoint))
+        if job_spec.checkpoint:
+            self.checkpoint = find_checkpoint(Path(job_spec.checkpoint))
         c = run.config
-        rng = stream(c.seed, "compute", place.rank)
-        self.pace = Pace(order.compute(c.workers), order.waits, place.rank, rng, gate.asked)
+        rng = stream(c.seed, "compute", rank_info.rank)
+        self.pace = Pace(job_spec.compute(c.workers), job_spec.waits, rank_info.rank, rng, stop_coordinator.asked)
         method = run.method()
         self.meter = StepMeter(max(1, getattr(method, "period", 1)))
         self.losses = LossMeter(self.job.device)
-        self.looks = Looks(c.eval_every, c.workers)
+        self.eval_schedule = EvalSchedule(c.eval_every, c.workers)
         self.lockstep = method.lockstep
         self._saved = 0
         self._wanted = 0
         self.swarm: Swarm | None = None
-        self.recording = open_recording(order.path, place.rank, order.trace)
+        self.recording = open_recording(job_spec.path, rank_info.rank, job_spec.trace)
         self._began = 0.0
         self._trained = False
         self._measuring = threading.Lock()
         self._ended = threading.Event()
         self._teller = threading.Thread(target=self._tell, name="gossamer-tell", daemon=True)
-        self.news: list[str] = []
+        self.events: list[str] = []
         self._next_line_s = 0.0
 
     # The training itself
 
-    def whole(self) -> Report:
-        """Join, train, average, look at the outcome; returns the last report, which is on the board too."""
-        self.board.put(self.report)
+    def whole(self) -> WorkerStatus:
+        """Join, train, average, look at the outcome; returns the last report, which is on the status_board too."""
+        self.status_board.put(self.report)
         if self.checkpoint is not None and not self.goes_on:
             self._start_from_average(self.checkpoint)
         swarm = self.swarm = Swarm(
@@ -95,23 +109,23 @@ class Training:
             self.job.optimizer,
             self.run.method(),
             self.run.topology,
-            self.place,
+            self.rank_info,
             self.run.config.seed,
             recorder=self.recording.recorder if self.recording is not None else None,
         )
         if self.recording is not None:
-            self.recording.began(swarm.diary.began_ns, swarm.diary.now())
+            self.recording.began(swarm.step_recorder.began_ns, swarm.step_recorder.now())
         try:
             if self.checkpoint is None:
                 self._start_apart()
             elif self.goes_on:
-                self._go_on(self.checkpoint.state(self.place.rank))
+                self._go_on(self.checkpoint.state(self.rank_info.rank))
             self._began = time.monotonic()
             self.report.state = TRAINING
             self._teller.start()
             for _ in self._turns():
                 number = self.made
-                if not self.gate.passes(number):
+                if not self.stop_coordinator.passes(number):
                     break
                 self._step(number)
                 self._save_if_due()
@@ -132,7 +146,7 @@ class Training:
     @property
     def goes_on(self) -> bool:
         """Whether this worker goes on as the one that it was in the checkpoint."""
-        return self.checkpoint is not None and self.checkpoint.fits(self.place.workers) and not self.made_before
+        return self.checkpoint is not None and self.checkpoint.fits(self.rank_info.workers) and not self.made_before
 
     @property
     def made(self) -> int:
@@ -140,7 +154,7 @@ class Training:
         assert self.swarm is not None
         if self.made_before and not self.lockstep:
             return self.swarm.worker.step + self.made_before
-        started_anew = self.checkpoint is not None and not self.checkpoint.fits(self.place.workers)
+        started_anew = self.checkpoint is not None and not self.checkpoint.fits(self.rank_info.workers)
         earlier = self.checkpoint.mean_made() if self.checkpoint is not None and started_anew else 0
         return self.swarm.worker.step + earlier
 
@@ -160,10 +174,10 @@ class Training:
         loss = self.job.gradient(number)
         if loss is not None:
             self.losses.add(loss)
-            if self.looks.guessing:
+            if self.eval_schedule.guessing:
                 self.job.settle()
                 # Looking is about a third of a gradient.
-                self.looks.expect(began, (time.monotonic() - began) * self.job.test_batches / 3)
+                self.eval_schedule.expect(began, (time.monotonic() - began) * self.job.test_batches / 3)
         if not self.pace.natural:
             self.job.settle()
             self.pace.keep(began)
@@ -174,27 +188,29 @@ class Training:
 
     def _look_if_due(self) -> None:
         began = time.monotonic()
-        if self.looks.due(began, self.made):
+        if self.eval_schedule.due(began, self.made):
             # A model may draw random numbers also when it is looked at: those of the training stay what they are.
             with torch.random.fork_rng([self.job.device] if self.job.device.type == "cuda" else []):
                 self.report.own_loss, self.report.own_accuracy = self.job.scores()
             now = time.monotonic()
-            self.looks.took(now, now - began)
+            self.eval_schedule.took(now, now - began)
 
     def _start_apart(self) -> None:
         """Tasks may start every worker from a place of its own: move there from where all are."""
         task = self.run.task
         if task.start is not None and self.swarm is not None:
-            away = torch.as_tensor(task.start(self.place.rank, stream(self.run.config.seed, "start", self.place.rank)))
+            away = torch.as_tensor(
+                task.start(self.rank_info.rank, stream(self.run.config.seed, "start", self.rank_info.rank))
+            )
             with self.swarm.state.lock:
-                x = self.swarm.binding.x
-                self.swarm.binding.load_weights(x.add_(away.to(x)))
+                x = self.swarm.flat_model.x
+                self.swarm.flat_model.load_weights(x.add_(away.to(x)))
 
     # Checkpoints
 
     def _save_if_due(self) -> None:
         """Where workers wait for each other at the same step for all, elsewhere when they are asked to."""
-        every, workers = self.order.checkpoint_every, self.place.workers
+        every, workers = self.job_spec.checkpoint_every, self.rank_info.workers
         if self.lockstep and every and self.made % every == 0:
             self._save(self.made * workers)
         elif not self.lockstep and self._wanted > self._saved:
@@ -202,22 +218,22 @@ class Training:
 
     def _save_last(self) -> None:
         """The run was stopped: keep where it is."""
-        told = [self.board.get(rank) for rank in range(self.place.workers)]
-        total = self.made * self.place.workers if self.lockstep else sum(report.steps for report in told if report)
-        self._save(self.board.agree("last checkpoint", total))
+        told = [self.status_board.get(rank) for rank in range(self.rank_info.workers)]
+        total = self.made * self.rank_info.workers if self.lockstep else sum(report.steps for report in told if report)
+        self._save(self.status_board.agree("last checkpoint", total))
 
     def _save(self, total_made: int) -> None:
         """Write this worker's part of the checkpoint of that name; a full disk is no reason to stop training."""
-        folder = self.order.path
+        folder = self.job_spec.path
         if folder is None or total_made <= self._saved:
             return
         self._saved = total_made
-        path = worker_file(folder / CHECKPOINTS / str(total_made), self.place.rank)
+        path = worker_file(folder / CHECKPOINTS / str(total_made), self.rank_info.rank)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_state(path, self._state(), self.made)
         except OSError as error:
-            self.news.append(f"no checkpoint after {total_made} steps: {error.strerror}; training goes on")
+            self.events.append(f"no checkpoint after {total_made} steps: {error.strerror}; training goes on")
 
     def _state(self) -> dict[str, Any]:
         """Everything that this worker is."""
@@ -244,7 +260,9 @@ class Training:
         try:
             self.job.model.load_state_dict(state["model"])
             # The same count for all: what each of them saw of it differs by what was under way.
-            self.swarm.load_state_dict({**state["swarm"], "batches": self.checkpoint.total_made(self.place.workers)})
+            self.swarm.load_state_dict(
+                {**state["swarm"], "batches": self.checkpoint.total_made(self.rank_info.workers)}
+            )
             self.job.optimizer.load_state_dict(state["optimizer"])
         except (RuntimeError, ValueError, KeyError) as error:
             raise self._unfit(error) from None
@@ -266,12 +284,14 @@ class Training:
 
     def _unfit(self, error: Exception) -> InputError:
         why = " ".join(str(error).split())
-        return InputError(f"the checkpoint {self.order.checkpoint} is not of this model, method and optimizer: {why}")
+        return InputError(
+            f"the checkpoint {self.job_spec.checkpoint} is not of this model, method and optimizer: {why}"
+        )
 
     def _end(self, swarm: Swarm) -> None:
         """The last average, and what the test set says before and after it."""
         self.job.settle()
-        self.report.interrupted = self.gate.asked.is_set() and self.report.diverged_at is None
+        self.report.interrupted = self.stop_coordinator.asked.is_set() and self.report.diverged_at is None
         if self.report.interrupted:
             self._save_last()
         with self._measuring:
@@ -284,8 +304,8 @@ class Training:
         self.report.consensus = _distance(own, _vector(self.job))
         self.report.loss, self.report.accuracy = self.job.scores()
         self.report.state = DONE
-        folder = self.order.path
-        if folder is not None and self.board.agree("model", self.place.rank) == self.place.rank:
+        folder = self.job_spec.path
+        if folder is not None and self.status_board.agree("model", self.rank_info.rank) == self.rank_info.rank:
             try:
                 save_model(folder, self.job.weights(), self._facts())
             except InputError as error:
@@ -300,26 +320,26 @@ class Training:
 
     def _tell(self) -> None:
         assert self.swarm is not None
-        while not self._ended.wait(TELL_S if not self.gate.asked.is_set() else 0.02):
+        while not self._ended.wait(TELL_S if not self.stop_coordinator.asked.is_set() else 0.02):
             if self._orphaned():
-                self.gate.asked.set()
+                self.stop_coordinator.asked.set()
             with self._measuring:
                 if not self._trained:
                     self._measure()
             if self.losses.bad_in_a_row() >= HOPELESS and self.report.diverged_at is None:
                 self.report.diverged_at = self.made
-                self.gate.asked.set()
+                self.stop_coordinator.asked.set()
             self._put()
             self._line()
             self._record()
-            self._wanted = max(self._wanted, self.board.wanted_checkpoint())
-            self.gate.tend(self.board, self._gone)
+            self._wanted = max(self._wanted, self.status_board.wanted_checkpoint())
+            self.stop_coordinator.poll(self.status_board, self._gone)
 
     def _gone(self, rank: int) -> bool:
         """Whether a worker takes part in nothing any more."""
         assert self.swarm is not None
-        said = self.board.get(rank)
-        return self.swarm.beats.dead(rank) or (said is not None and said.state == DONE)
+        said = self.status_board.get(rank)
+        return self.swarm.heartbeats.dead(rank) or (said is not None and said.state == DONE)
 
     def _measure(self) -> None:
         """Bring the report up to date; only while training, since the end has figures of its own."""
@@ -349,11 +369,11 @@ class Training:
             self._write_line()
 
     def _write_line(self) -> None:
-        folder = self.order.path
+        folder = self.job_spec.path
         if folder is None:
             return
-        line = {name: value for name, value in asdict(self.report).items() if name != "news"}
-        path = folder / WORKERS / f"{self.place.rank}.jsonl"
+        line = {name: value for name, value in asdict(self.report).items() if name != "events"}
+        path = folder / WORKERS / f"{self.rank_info.rank}.jsonl"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a", encoding="utf-8") as lines:
@@ -366,14 +386,14 @@ class Training:
         if self.recording is None or self.swarm is None:
             return
         try:
-            self.recording.write(self.swarm.diary.now(), ended)
+            self.recording.write(self.swarm.step_recorder.now(), ended)
         except (OSError, InputError) as error:
             self.recording = None
             self._tell_once(f"{error}; training goes on")
 
-    def _tell_once(self, news: str) -> None:
-        if news not in self.news:
-            self.news.append(news)
+    def _tell_once(self, events: str) -> None:
+        if events not in self.events:
+            self.events.append(events)
 
     def _say(self) -> None:
         """The last word."""
@@ -383,11 +403,11 @@ class Training:
 
     def _put(self) -> None:
         assert self.swarm is not None
-        self.report.news = [*self.swarm.news, *self.news]
-        self.board.put(self.report)
+        self.report.events = [*self.swarm.events, *self.events]
+        self.status_board.put(self.report)
 
 
-def _vector(job: Job) -> torch.Tensor:
+def _vector(job: WorkerTask) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in job.model.parameters() if p.requires_grad])
 
 

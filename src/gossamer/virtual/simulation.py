@@ -13,82 +13,21 @@ from torch import Tensor
 
 from gossamer.config import Run, find_device
 from gossamer.recording import Recorder
+from gossamer.results import Point, Spread, WorkerPoint, plain
 from gossamer.seeds import stream
 from gossamer.tasks import worker_batches
-from gossamer.virtual.clock import Clock
-from gossamer.virtual.cluster import Cluster
-from gossamer.virtual.events import Events
-from gossamer.virtual.gradients import Evaluator
-from gossamer.virtual.losses import Diverged
+from gossamer.virtual.compute.evaluator import Evaluator
+from gossamer.virtual.compute.losses import Diverged
+from gossamer.virtual.sim.clock import Clock
+from gossamer.virtual.sim.cluster import Cluster
+from gossamer.virtual.sim.event_queue import EventQueue
 
 EVALUATION_BUDGET = 2e11
 """Operations that all evaluations of a run may take together before they become rarer."""
 
 
-@dataclass(frozen=True)
-class Spread:
-    """How a figure is spread over the workers."""
-
-    mean: float | None
-    min: float | None
-    max: float | None
-
-    @classmethod
-    def of(cls, values: list[float] | None) -> Spread:
-        if not values:
-            return cls(None, None, None)
-        return cls(sum(values) / len(values), min(values), max(values))
-
-
-@dataclass(frozen=True)
-class Point:
-    """How far a run is at one moment."""
-
-    time: float
-    """Simulated: seconds on the hardware clock, expected gradients per worker on the ideal one."""
-    steps: int
-    """Per worker, on average."""
-    total_steps: int
-    worker_steps: Spread
-    samples: int
-    loss: float | None
-    """Of the averaged model, on the test set."""
-    train_loss: float | None
-    """Mean over the mini-batches since the last point."""
-    accuracy: float | None
-    """Of the averaged model, on the test set."""
-    worker_accuracy: Spread
-    """Of each worker's own model."""
-    consensus: float
-    """sqrt(mean_i ‖x_i − x̄‖²)."""
-    exchanges: int
-    """Swaps of two workers and averagings of many, each counted once."""
-    bytes_sent: int
-    """By all workers together."""
-    utilization: float
-    """Share of the workers' time that was not spent waiting."""
-    workers_alive: int
-    wall_s: float
-
-
-@dataclass(frozen=True)
-class WorkerPoint:
-    """How far one worker is at that moment."""
-
-    rank: int
-    state: str
-    """``training``, ``waiting`` or ``gone``; of real workers ``starting``, ``done`` and ``failed`` too."""
-    steps: int
-    exchanges: int
-    bytes_sent: int
-    busy: float
-    """Share of its time that it did not spend waiting."""
-    accuracy: float | None
-    """Of its own model, on the test set; None between two evaluations."""
-
-
 @dataclass
-class Result:
+class SimulationResult:
     """What a run came to."""
 
     method: str
@@ -105,10 +44,10 @@ class Result:
     worker_bytes_sent: list[int]
     worker_compute_time: list[float]
     worker_idle_time: list[float]
-    news: list[str]
+    events: list[str]
     diverged: Diverged | None = None
     interrupted: bool = False
-    """Stopped by Ctrl-C before its end."""
+    """TrainingEnded by Ctrl-C before its end."""
 
     def document(self) -> dict[str, Any]:
         """The result as plain data, for JSON."""
@@ -118,26 +57,17 @@ class Result:
             "worker_compute_time": self.worker_compute_time,
             "worker_idle_time": self.worker_idle_time,
         }
-        end = {"news": self.news, "history": [asdict(point) for point in self.history]}
+        end = {"events": self.events, "history": [asdict(point) for point in self.history]}
         if self.diverged is not None:
             end["diverged"] = {"time": self.diverged.time, "worker": self.diverged.rank, "step": self.diverged.step}
         return plain({**head, **asdict(self.final), **per_worker, **end})
-
-
-def plain(value: Any) -> Any:
-    """Data as JSON can hold it: numbers that are not finite become null."""
-    if isinstance(value, dict):
-        return {name: plain(entry) for name, entry in value.items()}
-    if isinstance(value, list):
-        return [plain(entry) for entry in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 Watch = Callable[[Point, list[WorkerPoint], list[str]], None]
 """Called with every point of the history, the same for each worker, and what happened to the workers since the last."""
 
 
-def simulate(run: Run, watch: Watch | None = None, recorder: Recorder | None = None) -> Result:
+def simulate(run: Run, watch: Watch | None = None, recorder: Recorder | None = None) -> SimulationResult:
     """Train in the virtual world."""
     with torch.random.fork_rng(devices=[run.config.device] if run.config.device.startswith("cuda") else []):
         return _Simulation(run, watch, recorder).result()
@@ -150,11 +80,11 @@ def make_evaluator(run: Run) -> Evaluator:
     torch.manual_seed(c.seed)
     model = task.model()
     batches = worker_batches(task, c.partition, c.workers, c.batch, c.seed)
-    return Evaluator(task, model, batches, seed=c.seed, device=device, way=c.gradients, precision=c.precision)
+    return Evaluator(task, model, batches, seed=c.seed, device=device, way=c.gradient_backend, precision=c.precision)
 
 
 def make_cluster(
-    run: Run, recorder: Recorder | None = None, make_clock: Callable[[Events], Clock] | None = None
+    run: Run, recorder: Recorder | None = None, make_clock: Callable[[EventQueue], Clock] | None = None
 ) -> Cluster:
     """The virtual cluster of a run, before its first step; ``make_clock``: on another clock than the run's."""
     c, task = run.config, run.task
@@ -191,7 +121,7 @@ class _Simulation:
         cost = 2.0 * evaluator.flat.size * len(run.task.test[0]) * (c.workers + 1) * c.steps
         self.eval_every = c.eval_every or max(1, math.ceil(cost / EVALUATION_BUDGET))
 
-    def result(self) -> Result:
+    def result(self) -> SimulationResult:
         diverged, interrupted = None, False
         try:
             self.observe()
@@ -213,10 +143,10 @@ class _Simulation:
                 self.observe()
             return
         # A point is taken when its instant is over: what arrives at the same moment is in it.
-        each, events = self.run.config.workers, self.cluster.events
+        each, queue = self.run.config.workers, self.cluster.queue
         self.cluster.look_at = each * len(self.history)
-        while (self.cluster.total_made < self.stop_at or not events.settled()) and self.cluster.advance():
-            if self.cluster.total_made >= self.cluster.look_at and events.settled():
+        while (self.cluster.total_made < self.stop_at or not queue.settled()) and self.cluster.advance():
+            if self.cluster.total_made >= self.cluster.look_at and queue.settled():
                 self.observe()
                 self.cluster.look_at += each
         if self.cluster.total_made < self.stop_at:
@@ -241,14 +171,14 @@ class _Simulation:
         last = self.cluster.total_made >= self.stop_at
         point = self.point(evaluate=last or len(self.history) % self.eval_every == 0)
         self.history.append(point)
-        news = self.cluster.news[self.told :]
-        self.told = len(self.cluster.news)
+        events = self.cluster.events[self.told :]
+        self.told = len(self.cluster.events)
         if self.watch is not None:
-            self.watch(point, self.worker_points(), news)
+            self.watch(point, self.worker_points(), events)
 
     def worker_points(self) -> list[WorkerPoint]:
         """How far each worker is."""
-        now, points = self.cluster.events.now, []
+        now, points = self.cluster.queue.now, []
         for worker in self.cluster.workers:
             waiting = worker.idle_since is not None
             idle = worker.idle_time + (now - worker.idle_since if worker.idle_since is not None else 0.0)
@@ -279,7 +209,7 @@ class _Simulation:
                 self.worker_accuracy[rank] = correct
         made = [worker.made for worker in cluster.workers]
         return Point(
-            time=cluster.events.now,
+            time=cluster.queue.now,
             steps=round(cluster.total_made / c.workers),
             total_steps=cluster.total_made,
             worker_steps=Spread.of([float(count) for count in made]),
@@ -311,7 +241,7 @@ class _Simulation:
         assert own[1] is not None
         return float(losses), float(corrects), own[1].tolist()
 
-    def packed(self, diverged: Diverged | None, interrupted: bool) -> Result:
+    def packed(self, diverged: Diverged | None, interrupted: bool) -> SimulationResult:
         cluster, c = self.cluster, self.run.config
         evaluator, model = cluster.evaluator, cluster.mean_model()
         evaluator.lay_over(model.clone())
@@ -320,7 +250,7 @@ class _Simulation:
         for name, buffer in buffers.items():
             if name.endswith("num_batches_tracked"):
                 buffer.fill_(round(sum(worker.batches for worker in cluster.workers) / c.workers))
-        return Result(
+        return SimulationResult(
             method=c.method,
             topology=self.run.topology.name,
             workers=c.workers,
@@ -333,7 +263,7 @@ class _Simulation:
             worker_bytes_sent=[worker.bytes_sent for worker in cluster.workers],
             worker_compute_time=[worker.compute_time for worker in cluster.workers],
             worker_idle_time=[worker.idle_time for worker in cluster.workers],
-            news=cluster.news,
+            events=cluster.events,
             diverged=diverged,
             interrupted=interrupted,
         )

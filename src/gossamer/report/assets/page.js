@@ -293,7 +293,7 @@ function drawGraph(run, k) {
 }
 
 function drawEvents(run) {
-  const items = run.news.slice(0, 200).map(([time, text]) => element("li", {}, element("time", {}, time === null ? "" : duration(time, run.time_unit)), element("span", {}, text)));
+  const items = run.events.slice(0, 200).map(([time, text]) => element("li", {}, element("time", {}, time === null ? "" : duration(time, run.time_unit)), element("span", {}, text)));
   find("events").replaceChildren(...(items.length ? items : [element("li", { class: "quiet" }, "No worker came, went or was refused.")]));
 }
 

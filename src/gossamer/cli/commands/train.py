@@ -1,0 +1,306 @@
+"""Train with real workers: processes of their own, started here, or by torchrun on any number of machines."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gossamer.cli.commands.auto import settled
+from gossamer.cli.comparison import show_comparison
+from gossamer.cli.live import LiveView
+from gossamer.cli.options import add_out_option, add_run_options, given, out_folder, read_config, shown_command
+from gossamer.cli.output import counted, duration, print_json
+from gossamer.cli.trackers import Trackers, add_follow_options
+from gossamer.errors import InputError
+from gossamer.process.store.rank_info import RankInfo, started_rank_info
+from gossamer.results import Point, WorkerPoint, plain
+from gossamer.runfolder import (
+    CONFIG,
+    SUMMARY,
+    RunFolder,
+    check_folder,
+    make_folder,
+    read_history,
+    remove_if_empty,
+    write_json,
+)
+from gossamer.train.checkpoint import CheckpointKeeper, find_checkpoint
+from gossamer.train.job_spec import DEFAULT_WORKERS, SIMULATED, JobSpec, real_settings
+from gossamer.train.launcher import LocalStore, counting_stop_signals, warm_up
+from gossamer.train.result import TrainingResult, point_of
+from gossamer.train.status import DONE
+from gossamer.train.supervisor import Keep, Show, launch, take_part
+
+DIFFERING = {
+    "method": (
+        "how to train; several, with commas between them, are compared; auto: probe, plan and take the best",
+        "a2cid2",
+    ),
+    "workers": ("how many workers; under torchrun as many as it started", str(DEFAULT_WORKERS)),
+    "compute": (
+        "least time of one gradient: T, lognormal:MEAN,SIGMA, exponential:MEAN or sample:FILE",
+        "what it takes",
+    ),
+    "nodes": ("machines, for topologies that are made for them", "0"),
+    "eval_every": (
+        "steps after which a worker looks at the test set with its own model; 0: as often as is cheap",
+        "0",
+    ),
+}
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    add_run_options(parser, hardware="hardware", hidden=SIMULATED, differing=DIFFERING)
+    parser.add_argument(
+        "--checkpoint-every",
+        metavar="N",
+        help="keep in the folder of --out what the run can be resumed from, every N steps per worker (default: never)",
+    )
+    parser.add_argument("--resume", metavar="RUN", help="go on with the run in this folder, or from this checkpoint")
+    parser.add_argument("--restart", action="store_true", help="start workers again that die, those started here")
+    add_out_option(parser)
+    add_follow_options(parser)
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
+    folder = out_folder(parsed)
+    rank_info = started_rank_info()
+    if rank_info is None:
+        warm_up()
+    command = shown_command(arguments)
+    asked = _resumed(parsed, rank_info) if parsed.resume is not None else _new(parsed, folder, rank_info)
+    if rank_info is not None and rank_info.rank != 0:
+        for job_spec in asked.job_specs:
+            take_part(job_spec, job_spec.run(), rank_info, lambda view, events: None, lambda point, workers: None)
+        return 0
+    folders = [own for own in (asked.folder, *(job_spec.path for job_spec in asked.job_specs)) if own is not None]
+    if parsed.resume is None:
+        _make(folders)
+    try:
+        methods = [job_spec.values["method"] for job_spec in asked.job_specs]
+        with Trackers(parsed, methods, asked.folder is not None) as followers:
+            if rank_info is None:
+                results = _launch_all(asked, parsed, command, followers)
+            else:
+                results = _take_part_in_all(asked, rank_info, parsed, command, followers)
+    finally:
+        remove_if_empty(reversed(folders))
+    document = {"command": command, "results": [result.document() for result in results]}
+    if asked.folder is not None and len(asked.job_specs) > 1:
+        write_json(asked.folder / SUMMARY, {**document, "results": [_without_history(result) for result in results]})
+    begun = [result for result in results if result.begun]
+    if parsed.json:
+        print_json(document)
+    elif begun:
+        _show(asked.job_specs[0], begun)
+    return _ending(asked, results)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What the command is to do."""
+
+    job_specs: list[JobSpec]
+    folder: Path | None
+    history: list[Point] | None = None
+    """Of the run that is resumed."""
+
+
+def _new(parsed: argparse.Namespace, folder: Path | None, rank_info: RankInfo | None) -> _Asked:
+    every = _every(parsed, 0)
+    if every and folder is None:
+        raise InputError("--checkpoint-every needs a folder to keep checkpoints in: give one with --out")
+    settings = real_settings(settled(given(parsed), rank_info), None if rank_info is None else rank_info.workers)
+    places = [folder / values["method"] if folder and len(settings) > 1 else folder for values in settings]
+    traced = parsed.trace is not None
+    if traced and folder is None:
+        raise InputError("--trace: real workers write theirs into the folder of the run: give one with --out")
+    job_specs = [
+        JobSpec(values, str(own or ""), every, trace=traced) for values, own in zip(settings, places, strict=True)
+    ]
+    return _Asked(job_specs, folder)
+
+
+FIXED = ("method", "task", "model", "data", "dim", "optimizer", "seed")
+"""Settings without which a run is another."""
+
+
+def _resumed(parsed: argparse.Namespace, rank_info: RankInfo | None) -> _Asked:
+    """The run that a checkpoint is of, with the settings that are given now."""
+    if parsed.out is not None:
+        raise InputError("--resume goes on in the folder of the run: leave out --out")
+    checkpoint = find_checkpoint(Path(parsed.resume))
+    folder = checkpoint.run_folder
+    kept, now = read_config(folder / CONFIG), given(parsed)
+    for name in FIXED:
+        if name in now and str(now[name]) != str(kept.get(name, "")):
+            raise InputError(
+                f"--{name} is {now[name]}, but {folder} was run with {kept.get(name)}: leave it out, or start a new run"
+            )
+    if rank_info is not None:
+        kept.pop("workers")
+    (values,) = real_settings({**kept, **now}, None if rank_info is None else rank_info.workers)
+    every, traced = _every(parsed, checkpoint.every), parsed.trace is not None
+    job_spec = JobSpec(values, str(folder), every, str(checkpoint.path), trace=traced)
+    done, goal = checkpoint.total_made(values["workers"]), values["steps"] * values["workers"]
+    if done >= goal:
+        raise InputError(
+            f"the checkpoint {checkpoint.path} is {checkpoint.mean_made()} steps on already, and --steps is "
+            f"{values['steps']}: give more"
+        )
+    history = [point_of(line) for line in read_history(folder) if line["total_steps"] <= int(checkpoint.path.name)]
+    if rank_info is None or rank_info.rank == 0:
+        CheckpointKeeper(folder, 0).forget_after(checkpoint)
+    return _Asked([job_spec], folder, history)
+
+
+def _every(parsed: argparse.Namespace, otherwise: int) -> int:
+    if parsed.checkpoint_every is None:
+        return otherwise
+    if not parsed.checkpoint_every.isdigit():
+        raise InputError(f"--checkpoint-every is {parsed.checkpoint_every!r}: expected a whole number of steps")
+    return int(parsed.checkpoint_every)
+
+
+def _make(folders: list[Path]) -> None:
+    """Make the folders of the runs, so that what is wrong with them is said before anything is trained."""
+    for own in folders:
+        check_folder(own)
+    for own in folders:
+        make_folder(own)
+
+
+def _launch_all(asked: _Asked, parsed: argparse.Namespace, command: str, followers: Trackers) -> list[TrainingResult]:
+    """One run after the other, until one is stopped or fails."""
+    meeting = LocalStore()
+    results: list[TrainingResult] = []
+    with counting_stop_signals() as stops:
+        for job_spec in asked.job_specs:
+
+            def conduct(show: Show, keep: Keep, job_spec: JobSpec = job_spec) -> TrainingResult:
+                return launch(job_spec, job_spec.run(), meeting, stops, show, keep, parsed.restart, asked.history or ())
+
+            results.append(_one(job_spec, asked.history, conduct, parsed.json, command, followers))
+            if results[-1].interrupted or results[-1].failed:
+                break
+    return results
+
+
+def _take_part_in_all(
+    asked: _Asked, rank_info: RankInfo, parsed: argparse.Namespace, command: str, followers: Trackers
+) -> list[TrainingResult]:
+    """The same as rank 0 of workers that others have started."""
+    results: list[TrainingResult] = []
+    for job_spec in asked.job_specs:
+
+        def conduct(show: Show, keep: Keep, job_spec: JobSpec = job_spec) -> TrainingResult:
+            result = take_part(job_spec, job_spec.run(), rank_info, show, keep, asked.history or ())
+            assert result is not None
+            return result
+
+        results.append(_one(job_spec, asked.history, conduct, parsed.json, command, followers))
+        if results[-1].interrupted:
+            break
+    return results
+
+
+def _one(
+    job_spec: JobSpec,
+    history: list[Point] | None,
+    conduct: Callable[[Show, Keep], TrainingResult],
+    quiet: bool,
+    command: str,
+    followers: Trackers,
+) -> TrainingResult:
+    """One run, shown while it goes on and kept in its folder."""
+    method = job_spec.values["method"]
+    track = followers.points(method)
+    with LiveView(method, quiet) as view:
+        kept = _Kept(job_spec, history, command, view)
+
+        def keep(point: Point, workers: list[WorkerPoint]) -> None:
+            kept.point(point)
+            track(point, workers)
+
+        result = conduct(view.show, keep)
+    if result.begun:
+        # The last point once more, as it came out in the end.
+        track(result.final, result.final_workers)
+    kept.close(result)
+    followers.join_traces(method, job_spec.path)
+    return result
+
+
+class _Kept:
+    """The folder of a run, if it has one. A full disk is no reason to stop training."""
+
+    def __init__(self, job_spec: JobSpec, history: list[Point] | None, command: str, view: LiveView) -> None:
+        self.job_spec, self.command, self.view = job_spec, command, view
+        self._history = None if history is None else [plain(asdict(point)) for point in history]
+        self._folder: RunFolder | None = None
+        self._full = False
+
+    def point(self, point: Point) -> None:
+        if self.job_spec.path is None or self._full:
+            return
+        try:
+            # Only now: a run that never began leaves nothing behind.
+            self._folder = self._folder or RunFolder(
+                self.job_spec.path, self.job_spec.values, self.command, world="process", history=self._history
+            )
+            self._folder.metric(plain(asdict(point)))
+        except InputError as error:
+            self._full = True
+            self.view.say(f"{error}; training goes on without")
+
+    def close(self, result: TrainingResult) -> None:
+        if self._folder is not None:
+            self._folder.close(_without_history(result), result.document()["history"], None)
+
+
+def _without_history(result: TrainingResult) -> dict[str, Any]:
+    document = result.document()
+    del document["history"]
+    return document
+
+
+def _show(job_spec: JobSpec, results: list[TrainingResult]) -> None:
+    """The closing table."""
+    c = job_spec.run().config
+    title = f"{c.task}, {counted(c.workers, 'worker')}, {c.topology}, real processes, seed {c.seed}"
+    show_comparison(title, results, "real seconds", duration, _whole)
+
+
+def _whole(result: TrainingResult) -> bool:
+    """Whether the run came to its end, so that its time says something."""
+    return result.final.time > 0 and not (result.interrupted or result.failed or result.ranks_diverged)
+
+
+def _ending(asked: _Asked, results: list[TrainingResult]) -> int:
+    """Say how it ended, and the exit code for it."""
+    kept = f"; what there is is in {asked.folder}" if asked.folder is not None else ""
+    code = 0
+    for job_spec, result in zip(asked.job_specs, results, strict=False):
+        if result.ranks_diverged:
+            rank = result.ranks_diverged[0]
+            where = f"worker {rank}, step {result.reports[rank].diverged_at}"
+            lower = f"try a smaller --lr than {job_spec.values['lr']:g}"
+            print(f"gossamer: {result.method} diverged ({where}): {lower}{kept}", file=sys.stderr)
+            code = 2
+        for report in result.reports:
+            if report.state == DONE and report.error:
+                print(f"gossamer: {report.error}", file=sys.stderr)
+                code = 2
+        if result.failed:
+            print(f"gossamer: {result.method}: {result.failed}{kept if result.begun else ''}", file=sys.stderr)
+            code = 1
+    if results[-1].interrupted:
+        after = f" after {duration(results[-1].final.time)}{kept}" if results[-1].begun else ", before anybody trained"
+        print(f"gossamer: stopped{after}", file=sys.stderr)
+        code = 130
+    return code

@@ -1,0 +1,101 @@
+"""What follows a run beside the screen: its recording, a trace, TensorBoard, a tracker of the user's own."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+from gossamer.errors import InputError
+from gossamer.recording import Recorder
+from gossamer.recording.trace import TraceFile, join
+from gossamer.report.tensorboard import TensorBoard
+from gossamer.report.tracking import Tracker, load_tracker, scalars
+from gossamer.results import Point, WorkerPoint
+from gossamer.runfolder import TRACE, WORKERS
+
+
+def add_follow_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trace",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="write every event of every worker for Perfetto: into FILE, or into the folder of --out",
+    )
+    parser.add_argument("--tensorboard", metavar="DIR", help="write all metrics for TensorBoard into this folder")
+    parser.add_argument("--tracker", metavar="FILE", help="a Python file whose track(step, scalars) gets all metrics")
+
+
+class Trackers:
+    """What follows the runs of one command, as its options say; a context manager that closes what was opened."""
+
+    def __init__(self, parsed: argparse.Namespace, methods: Sequence[str], kept: bool) -> None:
+        self.trace, self.tensorboard = parsed.trace, parsed.tensorboard
+        self.several = len(methods) > 1
+        if self.trace == "" and not kept:
+            raise InputError("--trace has no file and there is no --out: give --trace FILE, or a folder with --out")
+        if self.tensorboard == "":
+            raise InputError("--tensorboard is empty: expected the name of a folder, which will be made")
+        self.tracker = load_tracker(parsed.tracker) if parsed.tracker is not None else None
+        self._open: list[TraceFile | TensorBoard] = []
+
+    def __enter__(self) -> Trackers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for follower in self._open:
+            follower.close()
+
+    def recorder(self, method: str, workers: int, folder: Path | None) -> Recorder | None:
+        """What the worlds feed, if anybody wants to know."""
+        path = self.trace_path(method, folder)
+        if path is None:
+            return Recorder(range(workers)) if folder is not None else None
+        trace = TraceFile(path, range(workers), began_ns=time.time_ns(), title=method)
+        self._open.append(trace)
+        return Recorder(range(workers), trace)
+
+    def trace_path(self, method: str, folder: Path | None) -> Path | None:
+        """Where the trace of this run goes, if one is written."""
+        if self.trace is None:
+            return None
+        if self.trace == "":
+            assert folder is not None
+            return folder / TRACE
+        path = Path(self.trace)
+        return path.with_name(f"{path.stem}-{method}{path.suffix}") if self.several else path
+
+    def points(self, method: str) -> Points:
+        """Whatever wants to hear of the points of this run's history."""
+        trackers: list[Tracker] = [self.tracker] if self.tracker is not None else []
+        if self.tensorboard is not None:
+            board = TensorBoard(Path(self.tensorboard) / method if self.several else Path(self.tensorboard))
+            self._open.append(board)
+            trackers.append(board)
+        return Points(trackers)
+
+    def join_traces(self, method: str, folder: Path | None) -> None:
+        """Put the traces that the workers of a real run have left into one."""
+        path = self.trace_path(method, folder)
+        if path is not None and folder is not None:
+            found = sorted((folder / WORKERS).glob(f"*.{TRACE}"))
+            if found:
+                join(found, path)
+
+
+class Points:
+    """Takes the points of one run's history to the trackers."""
+
+    def __init__(self, trackers: Sequence[Tracker]) -> None:
+        self.trackers = trackers
+
+    def __call__(self, point: Point, workers: Sequence[WorkerPoint]) -> None:
+        if self.trackers:
+            figures = scalars(point, workers)
+            for track in self.trackers:
+                track(point.steps, dict(figures))

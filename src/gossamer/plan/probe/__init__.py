@@ -1,0 +1,1 @@
+"""Measure a real cluster: compute times, links, collectives."""

@@ -1,0 +1,1 @@
+"""Averages over groups of workers: membership, process groups, state transfer."""

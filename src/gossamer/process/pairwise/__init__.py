@@ -1,0 +1,1 @@
+"""PairwiseExchanges between two neighbours: connections, pairing, the exchange itself."""

@@ -1,0 +1,1 @@
+"""How workers find each other: ranks, a key-value store that fails over, heartbeats."""

@@ -1,0 +1,1 @@
+"""The arithmetic of many workers at once: the tape, its executors, gradients, optimizers."""

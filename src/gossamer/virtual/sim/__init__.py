@@ -1,0 +1,1 @@
+"""Simulated time: event queue, clocks, network, pairing, workers, the cluster."""

@@ -1,0 +1,37 @@
+"""Where workers meet."""
+
+from __future__ import annotations
+
+import random
+import socket
+import subprocess
+import sys
+
+import pytest
+
+from gossamer.process.store import rank_info
+from gossamer.process.store.rank_info import free_port
+
+
+def test_a_free_port_can_be_listened_on() -> None:
+    with socket.create_server(("127.0.0.1", free_port())) as server:
+        assert 10_000 <= server.getsockname()[1] < 16_000
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="claims are made on Linux only")
+def test_nobody_else_is_given_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    port = free_port()
+    script = "import gossamer.process.store.rank_info as rank_info, sys; rank_info._claim(int(sys.argv[1]))"
+    other = subprocess.run([sys.executable, "-c", script, str(port)], capture_output=True, text=True, timeout=60)
+    assert "OSError" in other.stderr
+    # The next one is taken when the first that is drawn is not to be had.
+    first, draw = iter([port]), random.SystemRandom.randrange
+    monkeypatch.setattr(random.SystemRandom, "randrange", lambda *bounds: next(first, None) or draw(*bounds))
+    assert free_port() != port
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="claims are made on Linux only")
+def test_claims_do_not_pile_up() -> None:
+    for _ in range(2 * rank_info._MOST_CLAIMS):
+        free_port()
+    assert len(rank_info._claims) == rank_info._MOST_CLAIMS

@@ -1,0 +1,304 @@
+"""The ways to a gradient agree: one worker after the other, many at once, by captured graphs, on a CPU and on a GPU."""
+
+import dataclasses
+import math
+import threading
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.func import functional_call
+
+from gossamer.config import resolve
+from gossamer.errors import InputError
+from gossamer.flat import Flat
+from gossamer.tasks import Batches, Task
+from gossamer.tasks.cifar10 import normalise, resnet18
+from gossamer.virtual.compute.blocks import WIDE_BYTES
+from gossamer.virtual.compute.cuda_graphs import ModelCopy
+from gossamer.virtual.compute.evaluator import Evaluator
+from gossamer.virtual.compute.gradient_backends import FunctionalModel, SequentialBackend
+from gossamer.virtual.simulation import simulate
+from plain_training import flat, train_alone
+
+
+def test_long_rows_are_evaluated_where_they_lie():
+    torch.manual_seed(0)
+    task = Task(
+        name="wide",
+        model=lambda: nn.Linear(512, 600),
+        train=(torch.randn(8, 512), torch.randn(8, 600)),
+        test=(torch.randn(2, 512), torch.randn(2, 600)),
+        loss=nn.functional.mse_loss,
+    )
+    batches = [Batches(np.arange(8), 4, seed=0, rank=rank) for rank in range(3)]
+    evaluator = Evaluator(task, task.model(), batches, seed=0, device=torch.device("cpu"), way="loop")
+    points = torch.randn(3, evaluator.flat.size)
+    assert points[0].nbytes >= WIDE_BYTES
+    rows = points.clone()
+    losses = evaluator.gradients(rows, [2, 0], [5, 1])
+    torch.testing.assert_close(rows[1], points[1], rtol=0, atol=0)
+    for rank, step, loss in zip([2, 0], [5, 1], losses, strict=True):
+        taken = torch.from_numpy(batches[rank].take(step))
+        named = {name: view.clone().requires_grad_() for name, view in evaluator.flat.views(points[rank]).items()}
+        alone = task.loss(functional_call(task.model(), named, (task.train[0][taken],)), task.train[1][taken])
+        gradients = torch.autograd.grad(alone, list(named.values()))
+        assert float(loss) == pytest.approx(float(alone.detach()), rel=1e-5)
+        expected = evaluator.flat.pack(dict(zip(named, gradients, strict=True)), torch.empty_like(points[0]))
+        torch.testing.assert_close(rows[rank], expected)
+
+
+class Tied(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.norm = nn.BatchNorm1d(4)
+        self.one, self.other = nn.Linear(4, 4), nn.Linear(4, 4)
+        self.other.weight = self.one.weight
+
+    def forward(self, x):
+        if x.shape[0] == 1:
+            raise ValueError("too few")
+        return self.other(self.one(self.norm(x)))
+
+
+def test_other_tensors_take_the_place_of_a_model_s_own():
+    """Tied weights in all their places, buffers that the model replaces; and its own are back in the end."""
+    model, inputs = Tied(), torch.randn(3, 4)
+    own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    others = {name: torch.rand_like(t) if t.is_floating_point() else t.clone() for name, t in own.items()}
+    expected_state = {name: tensor.clone() for name, tensor in others.items()}
+    expected = functional_call(model, expected_state, (inputs,))
+    stand_ins = FunctionalModel(model)
+    torch.testing.assert_close(stand_ins(others, inputs), expected, rtol=0, atol=0)
+    for name in ("norm.running_mean", "norm.running_var"):
+        torch.testing.assert_close(others[name], expected_state[name], rtol=0, atol=0)
+    with pytest.raises(ValueError, match="too few"):
+        stand_ins(others, inputs[:1])
+    now = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    assert all(now[name] is tensor for name, tensor in own.items())
+    assert model.other.weight is model.one.weight
+
+
+def odd_task():
+    """A batch norm behind a parameter of odd length."""
+    torch.manual_seed(0)
+    return Task(
+        name="odd",
+        model=lambda: nn.Sequential(nn.Conv2d(3, 5, 3), nn.BatchNorm2d(5), nn.Flatten(), nn.Linear(180, 3)),
+        train=(torch.randn(8, 3, 8, 8), torch.randint(0, 3, (8,))),
+        test=(torch.randn(4, 3, 8, 8), torch.randint(0, 3, (4,))),
+        loss=nn.functional.cross_entropy,
+    )
+
+
+def computed(task, device, way, precision="float32"):
+    """Losses, gradients, buffers and scores of five workers."""
+    batches = [Batches(np.arange(8), 4, seed=0, rank=rank) for rank in range(5)]
+    torch.manual_seed(0)
+    evaluator = Evaluator(task, task.model(), batches, seed=0, device=device, way=way, precision=precision)
+    start = evaluator.start(torch.zeros(evaluator.flat.size, device=device))
+    rows = torch.stack([start * (1 + 0.1 * rank) for rank in range(5)])
+    losses = evaluator.gradients(rows, [0, 1, 2, 3, 4], [0] * 5)
+    scores, _ = evaluator.scores(rows, evaluator.buffers)
+    return [tensor.cpu() for tensor in (losses, rows, evaluator.buffers, scores)]
+
+
+@pytest.mark.parametrize(("precision", "rounding"), [("float32", 1e-6), ("bfloat16", 1e-3)])
+def test_a_chain_of_layers_batched_and_one_by_one(precision, rounding):
+    torch.manual_seed(0)
+    task = Task(
+        name="chain",
+        model=lambda: nn.Sequential(nn.Flatten(), nn.Linear(12, 9), nn.ReLU(inplace=True), nn.Linear(9, 3)),
+        train=(torch.randint(0, 256, (8, 3, 4), dtype=torch.uint8), torch.randint(0, 3, (8,))),
+        test=(torch.randint(0, 256, (4, 3, 4), dtype=torch.uint8), torch.randint(0, 3, (4,))),
+        loss=nn.functional.cross_entropy,
+        prepare=lambda images: images.float() / 255,
+    )
+    expected = computed(task, torch.device("cpu"), "loop", precision)
+    for here, there in zip(computed(task, torch.device("cpu"), "batched", precision), expected, strict=True):
+        torch.testing.assert_close(here, there, rtol=rounding, atol=rounding)
+
+
+def test_parameters_that_cannot_be_views_of_the_vector(monkeypatch):
+    """As on a GPU, where some kernels cannot use what does not begin at a multiple of 16 bytes."""
+    task, cpu = odd_task(), torch.device("cpu")
+    expected = computed(task, cpu, "loop")
+    asked = []
+
+    def usable(tensor):
+        asked.append(tensor.data_ptr() % 16 == 0)
+        return asked[-1]
+
+    monkeypatch.setattr("gossamer.flat.usable", usable)
+    for here, there in zip(computed(task, cpu, "loop"), expected, strict=True):
+        torch.testing.assert_close(here, there, rtol=0, atol=0)
+    assert True in asked
+    assert False in asked
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("way", ["batched", "loop", "graph"])
+def test_batch_norm_behind_a_parameter_of_odd_length_on_a_gpu(way, monkeypatch):
+    """cuDNN takes weights that begin at odd places for an error of the address."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    task = odd_task()
+    expected = computed(task, torch.device("cpu"), "loop")
+    for here, there in zip(computed(task, torch.device("cuda"), way), expected, strict=True):
+        torch.testing.assert_close(here, there, rtol=1e-2, atol=1e-3, check_dtype=False)
+
+
+class Hidden(torch.autograd.Function):
+    """Keeps a weight where torch does not see it."""
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        ctx.weight = weight
+        return x @ weight.T @ weight
+
+    @staticmethod
+    def backward(ctx, g):
+        return g @ ctx.weight.T @ ctx.weight, None
+
+
+class Branches(nn.Module):
+    """With a tied weight, an unused parameter, and perhaps a weight that is needed when its gradient is there."""
+
+    def __init__(self, again=""):
+        super().__init__()
+        self.one, self.other, self.unused = nn.Linear(6, 6), nn.Linear(6, 6), nn.Parameter(torch.ones(3))
+        self.last, self.again = nn.Linear(6, 3), again
+        self.other.weight = self.one.weight
+
+    def forward(self, x):
+        hidden = torch.tanh(self.other(torch.tanh(self.one(x))))
+        weight = self.last.weight.detach()
+        if self.again == "seen":
+            hidden = hidden + torch.tanh(hidden @ weight.T @ weight)
+        elif self.again == "hidden":
+            hidden = hidden + torch.tanh(Hidden.apply(hidden, weight))
+        return self.last(hidden)
+
+
+def branches_task(again=""):
+    torch.manual_seed(0)
+    return Task(
+        name="branches",
+        model=lambda: Branches(again),
+        train=(torch.randn(8, 6), torch.randint(0, 3, (8,))),
+        test=(torch.randn(4, 6), torch.randint(0, 3, (4,))),
+        loss=nn.functional.cross_entropy,
+    )
+
+
+@pytest.mark.parametrize("again", ["", "seen", "hidden"])
+def test_gradients_replace_the_parameters_that_they_are_of_as_they_come(again, monkeypatch):
+    """Unless the parameters are still needed then."""
+    monkeypatch.setattr("gossamer.virtual.compute.cuda_graphs.HELD_BYTES", 0)
+    task = branches_task(again)
+    model = task.model()
+    layout, no_buffers = Flat.of_parameters(model), Flat.of_buffers(model)
+    start = layout.pack(dict(model.named_parameters()), torch.empty(layout.size))
+    task.loss(model(task.train[0]), task.train[1]).backward()
+    gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
+    expected = layout.pack(gradients, torch.empty_like(start))
+    single = SequentialBackend(task, model, layout, no_buffers, torch.device("cpu"), in_place=True)
+    lane = ModelCopy(single, *task.train)
+    lane.settle(start, single.buffers)
+    assert lane.held_at_most == (math.inf if again else 0)
+    early = []
+    monkeypatch.setattr(single, "write_early", lambda write=single.write_early: early.append(write()))
+    for _ in range(2):
+        lane.load(start, single.buffers, *task.train)
+        lane.compute()
+        torch.testing.assert_close(single.point, expected)
+    assert bool(early) == (not again)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("again", ["", "seen", "hidden"])
+@pytest.mark.parametrize("held", [0, 1 << 30])
+def test_a_captured_graph_of_several_workers_on_a_gpu(again, held, monkeypatch):
+    monkeypatch.setattr("gossamer.virtual.compute.cuda_graphs.HELD_BYTES", held)
+    task = branches_task(again)
+    expected = computed(task, torch.device("cpu"), "loop")
+    for here, there in zip(computed(task, torch.device("cuda"), "graph"), expected, strict=True):
+        torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-5, check_dtype=False)
+
+
+class Stubborn(nn.Linear):
+    def __deepcopy__(self, memo):
+        return Stubborn(self.in_features, self.out_features)
+
+
+class Locked(nn.Linear):
+    def __init__(self, *shape):
+        super().__init__(*shape)
+        self.lock = threading.Lock()
+
+
+@pytest.mark.parametrize(
+    ("kind", "why"), [(Stubborn, "in a way of its own.*batched"), (Locked, "cannot be copied .*batched; .*pickle")]
+)
+def test_a_model_that_cannot_be_copied_is_told_to_be_batched(kind, why):
+    task = dataclasses.replace(branches_task(), model=lambda: kind(6, 3))
+    with pytest.raises(InputError, match=why):
+        computed(task, torch.device("cpu"), "loop")
+    assert all(tensor.isfinite().all() for tensor in computed(task, torch.device("cpu"), "batched"))
+
+
+def test_a_model_whose_parts_know_each_other_otherwise_than_as_modules():
+    """A copy's hook would add what another model has."""
+
+    def model():
+        made = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
+        made[1].register_forward_hook(lambda module, inputs, output: output + made[2].weight.sum())
+        return made
+
+    values = {
+        "workers": 1,
+        "batch": 4,
+        "steps": 3,
+        "lr": 0.1,
+        "gradient_backend": "batched",
+        "method": "localsgd",
+        "period": 1000,
+    }
+    (run,) = resolve(values, task=dataclasses.replace(branches_task(), model=model))
+    expected = train_alone(run, partial(torch.optim.SGD, lr=0.1, momentum=0.9), steps=3)
+    torch.testing.assert_close(simulate(run).model, flat(expected), rtol=0, atol=1e-6)
+
+
+class Curious(nn.Linear):
+    def forward(self, x):
+        y = super().forward(x)
+        return y if y[0, 0].item() > 0 else 2 * y
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_a_model_that_cannot_be_captured_goes_without_a_graph_on_a_gpu():
+    task = dataclasses.replace(branches_task(), model=lambda: Curious(6, 3))
+    expected = computed(task, torch.device("cpu"), "loop")
+    with pytest.warns(UserWarning, match="no CUDA graph"):
+        found = computed(task, torch.device("cuda"), "graph")
+    for here, there in zip(found, expected, strict=True):
+        torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-5, check_dtype=False)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_resnet_by_a_captured_graph_and_one_by_one_on_a_gpu(monkeypatch):
+    """The graph has kernels of its own for batch norm."""
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+    torch.manual_seed(0)
+    task = Task(
+        name="images",
+        model=resnet18,
+        train=(torch.randint(0, 256, (8, 3, 32, 32), dtype=torch.uint8), torch.randint(0, 10, (8,))),
+        test=(torch.randint(0, 256, (4, 3, 32, 32), dtype=torch.uint8), torch.randint(0, 10, (4,))),
+        loss=nn.functional.cross_entropy,
+        prepare=normalise,
+    )
+    gpu = torch.device("cuda")
+    for here, there in zip(computed(task, gpu, "graph"), computed(task, gpu, "loop"), strict=True):
+        assert float((here - there).norm()) <= 2e-3 * float(there.norm())
