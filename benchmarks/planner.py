@@ -7,8 +7,8 @@
 Four workers, a process each, on four hosts (network namespaces: needs root and iproute2) whose links carry 50, 200 or
 1,000 Mbit/s or whatever the machine can do. Compute is a wait, as on an accelerator, so that four workers do not
 fight over few cores: 100 ms a step; the same with one worker three times slower; log-normal times, σ = 0.3. In each
-setting the workers probe the cluster and then train with every candidate. What was probed and what was measured is kept under
-``benchmarks/results/planner``; predictions are made from the former, and the recommended candidate is compared with the
+setting the workers probe the cluster and then train with every candidate. ``benchmarks/results/planner`` keeps what was
+probed and what was measured; predictions are made from the former, and the recommended candidate is compared with the
 best of all that were measured.
 """
 
