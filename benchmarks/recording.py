@@ -58,14 +58,14 @@ class Racer:
         self.cluster = make_cluster(run, self.recorder)
 
     def seconds_per_step(self) -> float:
-        cluster, before = self.cluster, self.cluster.total_made
+        cluster, before = self.cluster, self.cluster.total_steps
         began = time.thread_time()
-        while cluster.total_made < before + STEPS:
+        while cluster.total_steps < before + STEPS:
             cluster.advance()
         cluster.take_losses()
         if self.recorder is not None:
             self.recorder.document()
-        return (time.thread_time() - began) / (cluster.total_made - before)
+        return (time.thread_time() - began) / (cluster.total_steps - before)
 
 
 def cost(repeats: int) -> str:

@@ -51,13 +51,13 @@ class Racer:
 
     def steps(self, count: int) -> float:
         """Let all workers together make at least ``count`` steps; seconds per step."""
-        cluster, before = self.cluster, self.cluster.total_made
+        cluster, before = self.cluster, self.cluster.total_steps
         wait_for(cluster)
         began = time.perf_counter()
-        while cluster.total_made < before + count:
+        while cluster.total_steps < before + count:
             cluster.advance()
         wait_for(cluster)
-        return (time.perf_counter() - began) / (cluster.total_made - before)
+        return (time.perf_counter() - began) / (cluster.total_steps - before)
 
     def samples_per_s(self, count: int) -> float:
         return self.batch / self.steps(count)
@@ -285,9 +285,9 @@ def per_event(racer: Racer, count: int, repeats: int) -> dict[str, float]:
     racer.steps(count)
     times = []
     for _ in range(repeats):
-        made, exchanges = cluster.total_made, cluster.exchanges.count
+        made, exchanges = cluster.total_steps, cluster.exchanges.count
         seconds_per_step = racer.steps(count)
-        made, exchanges = cluster.total_made - made, cluster.exchanges.count - exchanges
+        made, exchanges = cluster.total_steps - made, cluster.exchanges.count - exchanges
         times.append(seconds_per_step * made / (made + exchanges) * 1e6)
     return {"µs per event": statistics.median(times)}
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Iterable
 
 import gossamer
-from gossamer.virtual.simulation import Result
+from gossamer.virtual.simulation import SimulationResult
 
 METHODS = ("allreduce", "localsgd", "overlap", "divisible", "lasgd", "gossip", "a2cid2")
 SEEDS = (0, 1, 2)
@@ -22,11 +22,11 @@ def table(heads: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
     print(flush=True)
 
 
-def mean(results: list[Result], figure: Callable[[Result], float | None]) -> float:
+def mean(results: list[SimulationResult], figure: Callable[[SimulationResult], float | None]) -> float:
     return statistics.mean(float(value) for value in map(figure, results) if value is not None)
 
 
-def quality(results: list[Result]) -> list[str]:
+def quality(results: list[SimulationResult]) -> list[str]:
     """Accuracy of the averaged model, worst to best worker, consensus: means over the seeds."""
     accuracy = 100 * mean(results, lambda result: result.final.accuracy)
     worst = 100 * mean(results, lambda result: result.final.worker_accuracy.min)
@@ -34,7 +34,7 @@ def quality(results: list[Result]) -> list[str]:
     return [f"{accuracy:.1f}", f"{worst:.1f} to {best:.1f}", f"{mean(results, lambda r: r.final.consensus):.2g}"]
 
 
-def digits(**settings: object) -> list[Result]:
+def digits(**settings: object) -> list[SimulationResult]:
     return [gossamer.simulate(task="digits", seed=seed, eval_every=1000, **settings) for seed in SEEDS]
 
 

@@ -17,7 +17,7 @@ from gossamer.process.runtime.swarm import Swarm
 from gossamer.process.store.rank_info import find_rank_info
 from gossamer.tasks import Task
 from gossamer.virtual.compute.optimizers import MakeOptimizer
-from gossamer.virtual.simulation import SimulationResult, Watch
+from gossamer.virtual.simulation import PointCallback, SimulationResult
 from gossamer.virtual.simulation import simulate as run_simulation
 
 
@@ -27,7 +27,7 @@ def simulate(
     topology: str | nx.Graph = "ring",
     optimizer: str | MakeOptimizer = "",
     schedule: str | Callable[[int], float] = "",
-    watch: Watch | None = None,
+    callback: PointCallback | None = None,
     **settings: Any,
 ) -> SimulationResult:
     """Train one model on virtual workers: real gradients, simulated time.
@@ -40,7 +40,7 @@ def simulate(
         A name, or a function from parameters to a torch optimizer. Empty: what suits the task and the method.
     schedule
         A name, or a function from the step number to a factor on the learning rate. Empty: what suits the task.
-    watch
+    callback
         Called with every point of the history, the same for each worker, and the events since the last.
     settings
         Any option of ``gossamer simulate`` by its name, such as ``method="a2cid2"``, ``workers=64``, ``lr=0.1``.
@@ -67,7 +67,7 @@ def simulate(
     )
     if len(runs) > 1:
         raise InputError("simulate trains with one method at a time: call it once for each")
-    return run_simulation(runs[0], watch)
+    return run_simulation(runs[0], callback)
 
 
 def join(

@@ -69,10 +69,10 @@ class WorkerPoint:
     """Of its own model, on the test set; None between two evaluations."""
 
 
-def plain(value: Any) -> Any:
+def to_json_data(value: Any) -> Any:
     """Data as JSON can hold it: numbers that are not finite become null."""
     if isinstance(value, dict):
-        return {name: plain(entry) for name, entry in value.items()}
+        return {name: to_json_data(entry) for name, entry in value.items()}
     if isinstance(value, list):
-        return [plain(entry) for entry in value]
+        return [to_json_data(entry) for entry in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -257,12 +257,12 @@ def test_training_goes_on_when_workers_leave_and_join(name, clock, fail, join, a
     )  # fmt: skip
     cluster = make_cluster(run)
     cluster.run_until(12.0)
-    made = [worker.made for worker in cluster.workers]
+    made = [worker.steps_done for worker in cluster.workers]
     cluster.run_until(30.0)
     living = cluster.alive()
     assert len(living) == alive
     for rank in range(5):
-        later = cluster.workers[rank].made - made[rank]
+        later = cluster.workers[rank].steps_done - made[rank]
         assert (later > 5) if rank in living else (later == 0)
     cluster.finish()
     assert torch.isfinite(cluster.rows()[living]).all()
@@ -283,9 +283,9 @@ def test_nobody_waits_for_what_a_worker_missed_while_it_was_away(name, slow):
             )
         )  # fmt: skip
         cluster.run_until(20.0)
-        made = [worker.made for worker in cluster.workers]
+        made = [worker.steps_done for worker in cluster.workers]
         cluster.run_until(60.0)
-        assert all(worker.made > before for worker, before in zip(cluster.workers, made, strict=True))
+        assert all(worker.steps_done > before for worker, before in zip(cluster.workers, made, strict=True))
 
 
 @each_method

@@ -13,7 +13,7 @@ from plain_training import cluster_of, simulated
 def test_gradients_strike_as_a_poisson_process():
     cluster = cluster_of(task="consensus", dim=1, method="gossip", workers=200, topology="ring", clock="ideal")
     cluster.run_until(50.0)
-    counts = np.array([worker.made for worker in cluster.workers])
+    counts = np.array([worker.steps_done for worker in cluster.workers])
     assert abs(counts.sum() - 10_000) < 4 * math.sqrt(10_000)
     # A Poisson count has a variance equal to its mean; 200 of them tell it to about 10%.
     assert 0.65 < counts.var() / counts.mean() < 1.4

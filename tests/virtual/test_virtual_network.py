@@ -3,7 +3,7 @@
 import pytest
 
 from gossamer.hardware import HardwareConfig, NodeLayout
-from gossamer.virtual.sim.event_queue import ARRIVE, EventQueue
+from gossamer.virtual.sim.event_queue import MESSAGE, EventQueue
 from gossamer.virtual.sim.network import Network
 
 MB = 1e6
@@ -21,11 +21,11 @@ class Lab:
         def begin(now):
             getattr(self.network, kind)(now, *arguments, lambda done: self.arrived.__setitem__(name, done))
 
-        self.queue.at(time, ARRIVE, begin)
+        self.queue.schedule(time, MESSAGE, begin)
         return self
 
     def times(self):
-        while self.queue.next():
+        while self.queue.run_next():
             pass
         return pytest.approx(self.arrived)
 

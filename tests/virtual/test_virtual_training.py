@@ -162,7 +162,7 @@ def test_updates_of_many_workers_at_once_are_those_of_torchs_own_optimizers(name
     )
     cluster = make_cluster(run)
     cluster.run_until(12.5)
-    made = [worker.made for worker in cluster.workers]
+    made = [worker.steps_done for worker in cluster.workers]
     assert len(set(made)) >= 3
     for rank, steps in enumerate(made):
         model = Wave()

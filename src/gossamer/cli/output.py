@@ -13,7 +13,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 
-from gossamer.results import plain
+from gossamer.results import to_json_data
 
 PLAIN_WIDTH = 160
 """Columns of a table that does not go to a terminal."""
@@ -27,7 +27,7 @@ GAP = 2
 
 def print_json(document: Any) -> None:
     """One JSON document on standard output."""
-    print(json.dumps(plain(document), indent=1, allow_nan=False))
+    print(json.dumps(to_json_data(document), indent=1, allow_nan=False))
 
 
 def print_table(

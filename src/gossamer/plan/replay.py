@@ -19,9 +19,9 @@ from gossamer.hardware import HardwareConfig, Link
 from gossamer.plan.closed_form import ELEMENT_BYTES, NUM_STEPS, NUM_WARM, Forecast, Scene
 from gossamer.plan.comm_times import Times, Timing
 from gossamer.plan.machines import Machines, Shape
-from gossamer.virtual.sim.clock import Clock, Done, Hardware
+from gossamer.virtual.sim.clock import Clock, HardwareClock, OnDone
 from gossamer.virtual.sim.cluster import Cluster
-from gossamer.virtual.sim.event_queue import ARRIVE, EventQueue
+from gossamer.virtual.sim.event_queue import MESSAGE, EventQueue
 from gossamer.virtual.simulation import make_cluster
 
 STAND_IN = 4096
@@ -31,7 +31,7 @@ STAND_IN = 4096
 class MachineClock:
     """The virtual cluster's clock for machines that were measured."""
 
-    instant = False
+    instantaneous = False
 
     def __init__(self, machines: Machines, free: bool, queue: EventQueue) -> None:
         self.machines, self.free, self.queue = machines, free, queue
@@ -48,16 +48,16 @@ class MachineClock:
     def mean_gradient_time(self, rank: int) -> float:
         return float(self.machines.compute.mean_s * self.factors[rank])
 
-    def swap(self, now: float, a: int, b: int, size_bytes: int, done: Done) -> None:
+    def swap(self, now: float, a: int, b: int, size_bytes: int, done: OnDone) -> None:
         self._hold(now, self.times.exchange, (a, b), size_bytes, done)
 
-    def mean(self, now: float, members: tuple[int, ...], size_bytes: int, done: Done) -> None:
+    def mean(self, now: float, members: tuple[int, ...], size_bytes: int, done: OnDone) -> None:
         self._hold(now, self.times.mean, members, size_bytes, done)
 
-    def gather(self, now: float, members: tuple[int, ...], size_bytes: int, done: Done) -> None:
+    def gather(self, now: float, members: tuple[int, ...], size_bytes: int, done: OnDone) -> None:
         self._hold(now, self.times.gather, members, size_bytes, done)
 
-    def _hold(self, now: float, time: Any, members: tuple[int, ...], size_bytes: int, done: Done) -> None:
+    def _hold(self, now: float, time: Any, members: tuple[int, ...], size_bytes: int, done: OnDone) -> None:
         nodes = sorted({rank // self.machines.per_node for rank in members})
         for node in nodes:
             self._busy[node] += 1
@@ -69,25 +69,25 @@ class MachineClock:
                 self._busy[node] -= 1
             done(moment)
 
-        self.queue.at(now + timing.seconds, ARRIVE, over)
+        self.queue.schedule(now + timing.seconds, MESSAGE, over)
 
 
 class Scaled:
     """A clock for messages that are so many times longer than they seem."""
 
-    instant = False
+    instantaneous = False
 
     def __init__(self, clock: Clock, scale: float) -> None:
         self.clock, self.scale = clock, scale
         self.gradient_times, self.mean_gradient_time = clock.gradient_times, clock.mean_gradient_time
 
-    def swap(self, now: float, a: int, b: int, size_bytes: int, done: Done) -> None:
+    def swap(self, now: float, a: int, b: int, size_bytes: int, done: OnDone) -> None:
         self.clock.swap(now, a, b, round(size_bytes * self.scale), done)
 
-    def mean(self, now: float, members: tuple[int, ...], size_bytes: int, done: Done) -> None:
+    def mean(self, now: float, members: tuple[int, ...], size_bytes: int, done: OnDone) -> None:
         self.clock.mean(now, members, round(size_bytes * self.scale), done)
 
-    def gather(self, now: float, members: tuple[int, ...], size_bytes: int, done: Done) -> None:
+    def gather(self, now: float, members: tuple[int, ...], size_bytes: int, done: OnDone) -> None:
         self.clock.gather(now, members, round(size_bytes * self.scale), done)
 
 
@@ -106,7 +106,7 @@ def cluster_of(scene: Scene, method: str, topology: str, options: Mapping[str, A
     def clock(queue: EventQueue) -> Clock:
         # Machines that were only described are the virtual cluster's own, with flows that share cards as they come.
         plain = not (machines.measured or machines.compute.sample_s or free)
-        made: Clock = Hardware(described, scene.workers, queue) if plain else MachineClock(machines, free, queue)
+        made: Clock = HardwareClock(described, scene.workers, queue) if plain else MachineClock(machines, free, queue)
         return Scaled(made, scene.parameters / dim)
 
     with torch.random.fork_rng(devices=[]):
@@ -132,7 +132,7 @@ def _text(link: Link) -> str:
 
 def run(cluster: Cluster, steps: int) -> float:
     """Let every worker make so many steps on average; returns the time."""
-    while cluster.total_made < steps * cluster.num_workers and cluster.advance():
+    while cluster.total_steps < steps * cluster.num_workers and cluster.advance():
         pass
     return cluster.queue.now
 

@@ -10,7 +10,7 @@ import numpy as np
 
 from gossamer.report.prediction import find_topology, predicted
 from gossamer.report.runs import KeptRun
-from gossamer.results import plain
+from gossamer.results import to_json_data
 from gossamer.topology import Topology
 from gossamer.topology.draw import positions
 
@@ -38,7 +38,7 @@ def figures(runs: Sequence[KeptRun]) -> dict[str, Any]:
     shown = [_run(name, kept) for name, kept in zip(names, runs, strict=True)]
     for run in shown:
         run["summary"]["speedup"] = _speedup(shown[0], run)
-    document: dict[str, Any] = plain({"format": FORMAT, "axes": list(AXES), "runs": shown})
+    document: dict[str, Any] = to_json_data({"format": FORMAT, "axes": list(AXES), "runs": shown})
     return document
 
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from gossamer.results import Point, Spread, WorkerPoint, plain
+from gossamer.results import Point, Spread, WorkerPoint, to_json_data
 from gossamer.train.status import WorkerStatus
 
 
@@ -53,7 +53,7 @@ class TrainingResult:
             end["diverged"] = {"time": self.final.time, "worker": rank, "step": step}
         if self.failed:
             end["failed"] = self.failed
-        return plain({**head, **asdict(self.final), **per_worker, **end, "interrupted": self.interrupted})
+        return to_json_data({**head, **asdict(self.final), **per_worker, **end, "interrupted": self.interrupted})
 
 
 def point_of(line: Mapping[str, Any]) -> Point:

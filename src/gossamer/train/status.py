@@ -10,7 +10,7 @@ import time
 from dataclasses import dataclass, field
 
 from gossamer.process.store.failover_store import FailoverStore
-from gossamer.results import plain
+from gossamer.results import to_json_data
 
 STARTING, TRAINING, DONE, FAILED = "starting", "training", "done", "failed"
 
@@ -57,7 +57,7 @@ class WorkerStatus:
     events: list[str] = field(default_factory=list)
 
     def text(self) -> str:
-        return json.dumps(plain(dataclasses.asdict(self)))
+        return json.dumps(to_json_data(dataclasses.asdict(self)))
 
     @property
     def mean_loss(self) -> float | None:

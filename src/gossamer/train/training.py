@@ -17,7 +17,7 @@ from gossamer.config import Run
 from gossamer.errors import InputError
 from gossamer.process.runtime.swarm import Swarm
 from gossamer.process.store.rank_info import RankInfo
-from gossamer.results import plain
+from gossamer.results import to_json_data
 from gossamer.runfolder import CHECKPOINTS, WORKERS, save_model
 from gossamer.seeds import stream
 from gossamer.train.checkpoint import Checkpoint, find_checkpoint, worker_file
@@ -377,7 +377,7 @@ class Training:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             with path.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(plain(line)) + "\n")
+                lines.write(json.dumps(to_json_data(line)) + "\n")
         except OSError as error:
             self._tell_once(f"{path} cannot be written to: {error.strerror}; training goes on")
 

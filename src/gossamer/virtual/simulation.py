@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gossamer.config import Run, find_device
 from gossamer.recording import Recorder
-from gossamer.results import Point, Spread, WorkerPoint, plain
+from gossamer.results import Point, Spread, WorkerPoint, to_json_data
 from gossamer.seeds import stream
 from gossamer.tasks import worker_batches
 from gossamer.virtual.compute.evaluator import Evaluator
@@ -60,17 +60,17 @@ class SimulationResult:
         end = {"events": self.events, "history": [asdict(point) for point in self.history]}
         if self.diverged is not None:
             end["diverged"] = {"time": self.diverged.time, "worker": self.diverged.rank, "step": self.diverged.step}
-        return plain({**head, **asdict(self.final), **per_worker, **end})
+        return to_json_data({**head, **asdict(self.final), **per_worker, **end})
 
 
-Watch = Callable[[Point, list[WorkerPoint], list[str]], None]
+PointCallback = Callable[[Point, list[WorkerPoint], list[str]], None]
 """Called with every point of the history, the same for each worker, and what happened to the workers since the last."""
 
 
-def simulate(run: Run, watch: Watch | None = None, recorder: Recorder | None = None) -> SimulationResult:
+def simulate(run: Run, callback: PointCallback | None = None, recorder: Recorder | None = None) -> SimulationResult:
     """Train in the virtual world."""
     with torch.random.fork_rng(devices=[run.config.device] if run.config.device.startswith("cuda") else []):
-        return _Simulation(run, watch, recorder).result()
+        return _Simulation(run, callback, recorder).result()
 
 
 def make_evaluator(run: Run) -> Evaluator:
@@ -109,8 +109,8 @@ def make_cluster(
 
 
 class _Simulation:
-    def __init__(self, run: Run, watch: Watch | None, recorder: Recorder | None) -> None:
-        self.run, self.watch = run, watch
+    def __init__(self, run: Run, callback: PointCallback | None, recorder: Recorder | None) -> None:
+        self.run, self.callback = run, callback
         self.began = time.perf_counter()
         self.cluster = make_cluster(run, recorder)
         self.worker_accuracy: list[float | None] = [None] * run.config.workers
@@ -145,11 +145,11 @@ class _Simulation:
         # A point is taken when its instant is over: what arrives at the same moment is in it.
         each, queue = self.run.config.workers, self.cluster.queue
         self.cluster.look_at = each * len(self.history)
-        while (self.cluster.total_made < self.stop_at or not queue.settled()) and self.cluster.advance():
-            if self.cluster.total_made >= self.cluster.look_at and queue.settled():
+        while (self.cluster.total_steps < self.stop_at or not queue.settled()) and self.cluster.advance():
+            if self.cluster.total_steps >= self.cluster.look_at and queue.settled():
                 self.observe()
                 self.cluster.look_at += each
-        if self.cluster.total_made < self.stop_at:
+        if self.cluster.total_steps < self.stop_at:
             self.cluster.say("nothing can happen any more: no worker is left that could go on")
             self.observe()
 
@@ -168,13 +168,13 @@ class _Simulation:
 
     def observe(self) -> None:
         """Add a point to the history."""
-        last = self.cluster.total_made >= self.stop_at
+        last = self.cluster.total_steps >= self.stop_at
         point = self.point(evaluate=last or len(self.history) % self.eval_every == 0)
         self.history.append(point)
         events = self.cluster.events[self.told :]
         self.told = len(self.cluster.events)
-        if self.watch is not None:
-            self.watch(point, self.worker_points(), events)
+        if self.callback is not None:
+            self.callback(point, self.worker_points(), events)
 
     def worker_points(self) -> list[WorkerPoint]:
         """How far each worker is."""
@@ -187,7 +187,7 @@ class _Simulation:
                 WorkerPoint(
                     rank=worker.rank,
                     state="gone" if not worker.alive else "waiting" if waiting else "training",
-                    steps=worker.made,
+                    steps=worker.steps_done,
                     exchanges=worker.exchanges,
                     bytes_sent=worker.bytes_sent,
                     busy=1.0 - idle / lived if lived else 1.0,
@@ -207,13 +207,13 @@ class _Simulation:
             loss, accuracy, workers = self.evaluate(consensus)
             for rank, correct in zip(cluster.observed(), workers or (), strict=workers is not None):
                 self.worker_accuracy[rank] = correct
-        made = [worker.made for worker in cluster.workers]
+        made = [worker.steps_done for worker in cluster.workers]
         return Point(
             time=cluster.queue.now,
-            steps=round(cluster.total_made / c.workers),
-            total_steps=cluster.total_made,
+            steps=round(cluster.total_steps / c.workers),
+            total_steps=cluster.total_steps,
             worker_steps=Spread.of([float(count) for count in made]),
-            samples=cluster.total_made * c.batch if self.run.task.gradients else 0,
+            samples=cluster.total_steps * c.batch if self.run.task.gradients else 0,
             loss=loss,
             train_loss=train_loss,
             accuracy=accuracy,

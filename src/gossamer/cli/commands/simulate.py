@@ -19,7 +19,7 @@ from gossamer.cli.output import counted, duration, print_json
 from gossamer.cli.trackers import Trackers, add_follow_options
 from gossamer.config import Run, resolve, unused
 from gossamer.report.view import TRAINING, View, WorkerRow, state_of
-from gossamer.results import Point, WorkerPoint, plain
+from gossamer.results import Point, WorkerPoint, to_json_data
 from gossamer.runfolder import SUMMARY, RunFolder, check_folder, make_folder, remove_if_empty, write_json
 from gossamer.virtual.simulation import SimulationResult, simulate
 
@@ -111,17 +111,17 @@ def _simulate(run: Run, folder: Path | None, followers: Trackers, command: str, 
     time_unit = "s" if c.clock == "hardware" else "gradients"
     with LiveView(c.method, quiet) as view, _Interrupts() as interrupts:
 
-        def watch(point: Point, workers: list[WorkerPoint], events: list[str]) -> None:
+        def callback(point: Point, workers: list[WorkerPoint], events: list[str]) -> None:
             nonlocal kept
             interrupts.heed()
             if folder is not None:
                 # Only now: settings that cannot be used leave no run behind.
                 kept = kept or RunFolder(folder, run.values(), command, time_unit=time_unit, recorder=recorder)
-                kept.metric(plain(asdict(point)))
+                kept.metric(to_json_data(asdict(point)))
             track(point, workers)
             view.show(lambda: _view(run, point, workers), events)
 
-        result = simulate(run, watch, recorder)
+        result = simulate(run, callback, recorder)
         if recorder is not None:
             recorder.sum_up()
         # The last point once more, as it came out in the end.

@@ -17,7 +17,7 @@ from gossamer.cli.output import counted, duration, print_json
 from gossamer.cli.trackers import Trackers, add_follow_options
 from gossamer.errors import InputError
 from gossamer.process.store.rank_info import RankInfo, started_rank_info
-from gossamer.results import Point, WorkerPoint, plain
+from gossamer.results import Point, WorkerPoint, to_json_data
 from gossamer.runfolder import (
     CONFIG,
     SUMMARY,
@@ -241,7 +241,7 @@ class _Kept:
 
     def __init__(self, job_spec: JobSpec, history: list[Point] | None, command: str, view: LiveView) -> None:
         self.job_spec, self.command, self.view = job_spec, command, view
-        self._history = None if history is None else [plain(asdict(point)) for point in history]
+        self._history = None if history is None else [to_json_data(asdict(point)) for point in history]
         self._folder: RunFolder | None = None
         self._full = False
 
@@ -253,7 +253,7 @@ class _Kept:
             self._folder = self._folder or RunFolder(
                 self.job_spec.path, self.job_spec.values, self.command, world="process", history=self._history
             )
-            self._folder.metric(plain(asdict(point)))
+            self._folder.metric(to_json_data(asdict(point)))
         except InputError as error:
             self._full = True
             self.view.say(f"{error}; training goes on without")

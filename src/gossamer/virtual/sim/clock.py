@@ -22,13 +22,13 @@ from gossamer.topology import Topology
 from gossamer.virtual.sim.event_queue import EventQueue
 from gossamer.virtual.sim.network import Network
 
-Done = Callable[[float], None]
+OnDone = Callable[[float], None]
 
 
 class Clock(Protocol):
     """How long things take."""
 
-    instant: bool
+    instantaneous: bool
     """Gradients are taken at the moment they are applied, and messages arrive at once."""
 
     def gradient_times(self, rank: int, rng: np.random.Generator) -> Iterator[float]:
@@ -36,19 +36,19 @@ class Clock(Protocol):
 
     def mean_gradient_time(self, rank: int) -> float: ...
 
-    def swap(self, now: float, a: int, b: int, size_bytes: int, done: Done) -> None: ...
+    def swap(self, now: float, a: int, b: int, size_bytes: int, done: OnDone) -> None: ...
 
-    def mean(self, now: float, members: tuple[int, ...], size_bytes: int, done: Done) -> None: ...
+    def mean(self, now: float, members: tuple[int, ...], size_bytes: int, done: OnDone) -> None: ...
 
-    def gather(self, now: float, members: tuple[int, ...], size_bytes: int, done: Done) -> None: ...
+    def gather(self, now: float, members: tuple[int, ...], size_bytes: int, done: OnDone) -> None: ...
 
 
-class Ideal:
+class IdealClock:
     """The papers' clock."""
 
     def __init__(self, lockstep: bool) -> None:
         self.lockstep = lockstep
-        self.instant = not lockstep
+        self.instantaneous = not lockstep
 
     def gradient_times(self, rank: int, rng: np.random.Generator) -> Iterator[float]:
         return itertools.repeat(1.0) if self.lockstep else exponentials(rng)
@@ -56,19 +56,19 @@ class Ideal:
     def mean_gradient_time(self, rank: int) -> float:
         return 1.0
 
-    def swap(self, now: float, a: int, b: int, size_bytes: int, done: Done) -> None:
+    def swap(self, now: float, a: int, b: int, size_bytes: int, done: OnDone) -> None:
         done(now)
 
-    def mean(self, now: float, members: tuple[int, ...], size_bytes: int, done: Done) -> None:
+    def mean(self, now: float, members: tuple[int, ...], size_bytes: int, done: OnDone) -> None:
         done(now)
 
     gather = mean
 
 
-class Hardware:
+class HardwareClock:
     """The clock of described machines."""
 
-    instant = False
+    instantaneous = False
 
     def __init__(self, config: HardwareConfig, workers: int, queue: EventQueue) -> None:
         self.compute = ComputeTimes(config.compute, config.straggler, workers)

@@ -28,10 +28,10 @@ from gossamer.virtual.compute.losses import Diverged, Losses
 from gossamer.virtual.compute.optimizers import MakeOptimizer, PerWorkerOptimizers, WorkerOptimizers, batched
 from gossamer.virtual.compute.rows import Row
 from gossamer.virtual.compute.tape import Batch, Matrix, Tape
-from gossamer.virtual.sim.clock import Clock, Hardware, Ideal
-from gossamer.virtual.sim.event_queue import ARRIVE, BEGIN, END, LOOK, EventQueue
+from gossamer.virtual.sim.clock import Clock, HardwareClock, IdealClock
+from gossamer.virtual.sim.event_queue import GRADIENT_BEGIN, GRADIENT_END, MESSAGE, OBSERVE, EventQueue
 from gossamer.virtual.sim.exchanges import SimulatedExchanges
-from gossamer.virtual.sim.pairing import ReadyPairing, SpikePairing
+from gossamer.virtual.sim.pairing import PoissonPairing, ReadyPairing
 from gossamer.virtual.sim.virtual_worker import Coroutine, VirtualWorker
 
 
@@ -58,11 +58,11 @@ class Cluster:
         self.num_workers = topology.workers
         self.recorder = recorder
         self.queue = EventQueue()
-        self.advance = self.queue.next
+        self.advance = self.queue.run_next
         """Lets the next thing happen; False when nothing can happen any more."""
         if make_clock is None:
-            make_clock = partial(Hardware, hardware, self.num_workers)
-        self.clock: Clock = Ideal(method.lockstep) if clock == "ideal" else make_clock(self.queue)
+            make_clock = partial(HardwareClock, hardware, self.num_workers)
+        self.clock: Clock = IdealClock(method.lockstep) if clock == "ideal" else make_clock(self.queue)
         self.tape = Tape(self.num_workers, evaluator.flat.dtype, evaluator.device)
         self.parameters = self.tape.matrix(evaluator.flat.size)
         self.gradients = self.tape.matrix(evaluator.flat.size)
@@ -89,14 +89,14 @@ class Cluster:
         self.workers = [VirtualWorker(self, rank) for rank in range(self.num_workers)]
         self.exchanges = SimulatedExchanges(self.workers, self.queue, self.clock, self.tape, recorder, self._merge)
         self.pairing = (
-            SpikePairing(topology, self.queue, self._meet, stream(seed, "edges"))
+            PoissonPairing(topology, self.queue, self._meet, stream(seed, "edges"))
             if clock == "ideal"
             else ReadyPairing(topology, self.queue, self._meet)
         )
         self.waiting: dict[Ticket, list[Coroutine]] = {}
         self.joining: list[tuple[VirtualWorker, VirtualWorker]] = []
         """Workers that join as soon as their peer has made its step."""
-        self.total_made = 0
+        self.total_steps = 0
         self.look_at = math.inf
         """How many steps are to be made until somebody looks, and no gradient may have begun after the last of them."""
         self.events: list[str] = []
@@ -124,9 +124,9 @@ class Cluster:
                 if self.recorder is not None:
                     self.recorder.gone(rank, 0.0)
         for rank, time in fails:
-            self.queue.at(time, ARRIVE, self._fail, rank)
+            self.queue.schedule(time, MESSAGE, self._fail, rank)
         for rank, time in joins:
-            self.queue.at(time, ARRIVE, self._join, rank)
+            self.queue.schedule(time, MESSAGE, self._join, rank)
         if not any(worker.alive for worker in self.workers):
             raise InputError("--join lets every worker come later: expected at least one that is there from the start")
         for worker in self.workers:
@@ -142,7 +142,7 @@ class Cluster:
 
     def _next_gradient(self, worker: VirtualWorker) -> None:
         worker.turn += 1
-        self.queue.at(self.queue.now, BEGIN, self._begin, worker, worker.turn)
+        self.queue.schedule(self.queue.now, GRADIENT_BEGIN, self._begin, worker, worker.turn)
 
     def _fail(self, now: float, rank: int) -> None:
         worker = self.workers[rank]
@@ -214,9 +214,9 @@ class Cluster:
         if not worker.alive or worker.turn != turn or self._ending:
             return
         took = next(worker.gradient_times)
-        if not self.clock.instant:
+        if not self.clock.instantaneous:
             self._take_gradient(worker, now + took)
-        self.queue.at(now + took, END, self._end, worker, turn, took)
+        self.queue.schedule(now + took, GRADIENT_END, self._end, worker, turn, took)
 
     def _take_gradient(self, worker: VirtualWorker, time: float) -> None:
         """Let the worker's gradient be that at its parameters now."""
@@ -232,7 +232,7 @@ class Cluster:
             return
         worker.compute_time += took
         worker.computed_in = took
-        if self.clock.instant:
+        if self.clock.instantaneous:
             self._take_gradient(worker, now)
         worker.idle_since = now
         if self._plain_step:
@@ -257,8 +257,8 @@ class Cluster:
                 if now > computed:
                     self.recorder.waited(worker.rank, computed, now)
         worker.step += 1
-        worker.made += 1
-        self.total_made += 1
+        worker.steps_done += 1
+        self.total_steps += 1
         if worker.sleeping:
             due = [coroutine for step, coroutine in worker.sleeping if step <= worker.step]
             worker.sleeping = [pair for pair in worker.sleeping if pair[0] > worker.step]
@@ -269,7 +269,7 @@ class Cluster:
                 if peer is worker and not joiner.alive:
                     self._take_over(joiner, peer)
             self.joining = [pair for pair in self.joining if pair[1] is not worker]
-        if self._plain_step and self.total_made < self.look_at and self.queue.settled(LOOK):
+        if self._plain_step and self.total_steps < self.look_at and self.queue.settled(OBSERVE):
             # The next thing to happen, so it may happen at once.
             worker.turn += 1
             self._begin(now, worker, worker.turn)
@@ -310,7 +310,7 @@ class Cluster:
                 if self.workers[effect.peer].alive:
                     self.exchanges.swap(coroutine, effect)
                 else:
-                    self.queue.at(self.queue.now, ARRIVE, lambda now: self._resume(coroutine, None))
+                    self.queue.schedule(self.queue.now, MESSAGE, lambda now: self._resume(coroutine, None))
                 return
             if isinstance(effect, Pair):
                 self.pairing.ask(self.queue.now, coroutine, effect.rate)
@@ -388,7 +388,7 @@ class Cluster:
         """What to say about the first worker whose parameters are not finite now."""
         rows = self.rows()
         bad = [worker for worker in self.workers if not bool(torch.isfinite(rows[worker.rank]).all())]
-        return Diverged(self.queue.now, bad[0].rank, bad[0].made)
+        return Diverged(self.queue.now, bad[0].rank, bad[0].steps_done)
 
     def rows(self) -> Tensor:
         """All workers' parameters, one row each."""
@@ -414,10 +414,10 @@ class Cluster:
 
     def run_until(self, time: float) -> None:
         """Let everything happen up to and at ``time``."""
-        self.queue.at(time, LOOK, self._looked)
+        self.queue.schedule(time, OBSERVE, self._looked)
         self._look = False
         while not self._look:
-            self.queue.next()
+            self.queue.run_next()
 
     def _looked(self, now: float) -> None:
         self._look = True
@@ -439,6 +439,6 @@ class Cluster:
                 break
 
     def _settle(self) -> bool:
-        while any(worker.coroutines for worker in self.workers) and self.queue.next():
+        while any(worker.coroutines for worker in self.workers) and self.queue.run_next():
             pass
         return any(worker.coroutines for worker in self.workers) and self.exchanges.meetings.close()

@@ -8,7 +8,7 @@ from typing import Any
 
 # At one instant messages arrive before gradients end, and gradients start only after both: a message that takes no
 # time is merged before the next gradient looks at the parameters.
-ARRIVE, END, BEGIN, LOOK = range(4)
+MESSAGE, GRADIENT_END, GRADIENT_BEGIN, OBSERVE = range(4)
 
 
 Event = tuple[float, int, int, Callable[..., None], tuple[Any, ...]]
@@ -25,7 +25,7 @@ class EventQueue:
         self._heap: list[Event] = []
         self._made = 0
 
-    def at(self, time: float, kind: int, action: Callable[..., None], *arguments: Any) -> None:
+    def schedule(self, time: float, kind: int, action: Callable[..., None], *arguments: Any) -> None:
         """Call ``action(time, *arguments)`` when its time has come."""
         self._made += 1
         event, first = (time, kind, self._made, action, arguments), self._first
@@ -37,12 +37,12 @@ class EventQueue:
             self._first, event = event, first
         heapq.heappush(self._heap, event)
 
-    def settled(self, last: int = END) -> bool:
+    def settled(self, last: int = GRADIENT_END) -> bool:
         """Whether nothing up to this kind happens at this instant any more: no message arrives and no gradient ends."""
         event = self._first or (self._heap[0] if self._heap else None)
         return event is None or event[0] > self.now or event[1] > last
 
-    def next(self) -> bool:
+    def run_next(self) -> bool:
         """Let the next thing happen; False if there is nothing more."""
         event = self._first
         if event is not None:

@@ -10,8 +10,8 @@ from gossamer.effects import Gather, Mean, Swap
 from gossamer.recording import Recorder
 from gossamer.virtual.compute.rows import dense
 from gossamer.virtual.compute.tape import Tape
-from gossamer.virtual.sim.clock import Clock, Done
-from gossamer.virtual.sim.event_queue import ARRIVE, EventQueue
+from gossamer.virtual.sim.clock import Clock, OnDone
+from gossamer.virtual.sim.event_queue import MESSAGE, EventQueue
 from gossamer.virtual.sim.rendezvous import Rendezvous, RendezvousTable
 from gossamer.virtual.sim.virtual_worker import Coroutine, VirtualWorker
 
@@ -99,9 +99,9 @@ class SimulatedExchanges:
             self._held(self.queue.now, came, answer)
 
     def _held(self, now: float, came: list[Any], answer: Any) -> None:
-        self.queue.at(now, ARRIVE, self._answer, came, answer)
+        self.queue.schedule(now, MESSAGE, self._answer, came, answer)
 
-    def _told(self, done: Done, members: tuple[int, ...], began: float, sent_bytes: int, now: float) -> None:
+    def _told(self, done: OnDone, members: tuple[int, ...], began: float, sent_bytes: int, now: float) -> None:
         assert self.recorder is not None
         self.recorder.exchanged(members, began, now, sent_bytes)
         done(now)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from gossamer.hardware import NodeLayout
-from gossamer.virtual.sim.event_queue import ARRIVE, EventQueue
+from gossamer.virtual.sim.event_queue import MESSAGE, EventQueue
 
 
 class Flow:
@@ -86,7 +86,7 @@ class Network:
         others = self._sharing(flow)
         if others:
             self._pace(now, others)
-        self.queue.at(now + flow.latency, ARRIVE, flow.done)
+        self.queue.schedule(now + flow.latency, MESSAGE, flow.done)
 
     def _sharing(self, flow: Flow) -> Iterable[Flow]:
         """All that use the cards of this flow, in a fixed order."""
@@ -110,4 +110,4 @@ class Network:
             flow.since, flow.rate = now, pace
             flow.version += 1
             left_s = 0.0 if math.isinf(pace) else flow.left / pace
-            self.queue.at(now + left_s, ARRIVE, self._finish, flow, flow.version)
+            self.queue.schedule(now + left_s, MESSAGE, self._finish, flow, flow.version)

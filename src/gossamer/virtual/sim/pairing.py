@@ -13,7 +13,7 @@ import numpy as np
 
 from gossamer.topology import Topology
 from gossamer.virtual.sim.clock import Edges
-from gossamer.virtual.sim.event_queue import ARRIVE, EventQueue
+from gossamer.virtual.sim.event_queue import MESSAGE, EventQueue
 from gossamer.virtual.sim.virtual_worker import Coroutine
 
 Meet = Callable[[Coroutine, Coroutine], None]
@@ -22,7 +22,7 @@ MAX_ARREARS = 2.0
 """SimulatedExchanges a worker may catch up on after it found no partner for a while."""
 
 
-class SpikePairing:
+class PoissonPairing:
     """Edges that fire by themselves."""
 
     def __init__(self, topology: Topology, queue: EventQueue, meet: Meet, rng: np.random.Generator) -> None:
@@ -47,7 +47,7 @@ class SpikePairing:
     def _schedule(self, now: float) -> None:
         assert self.edges is not None
         gap, a, b = self.edges.draw()
-        self.queue.at(now + gap, ARRIVE, self._spike, a, b)
+        self.queue.schedule(now + gap, MESSAGE, self._spike, a, b)
 
     def _spike(self, now: float, a: int, b: int) -> None:
         if self.stopped:
@@ -80,7 +80,7 @@ class ReadyPairing:
         due = self.due.get(rank, now) + unit * next(worker.pairing_gaps)
         due = max(due, now - MAX_ARREARS * unit)
         self.due[rank] = due
-        self.queue.at(due if due > now else now, ARRIVE, self._ready, coroutine)
+        self.queue.schedule(due if due > now else now, MESSAGE, self._ready, coroutine)
 
     def forget(self, rank: int) -> None:
         self.waiting.pop(rank, None)

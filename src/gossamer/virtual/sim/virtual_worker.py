@@ -46,7 +46,7 @@ class VirtualWorker:
         self.turn = 0
         """Goes up with every gradient and every death: what was planned for an earlier turn does not happen."""
         self.step = 0
-        self.made = 0
+        self.steps_done = 0
         """Steps made by this worker itself; ``step`` also counts those a joining worker took over."""
         self.batches = 0
         """Mini-batches taken."""
