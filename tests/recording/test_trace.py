@@ -1,4 +1,4 @@
-"""The trace is valid in the Trace Event format, tells what happened, and joins with one of the torch profiler."""
+"""Traces are valid in the Trace Event format, contain every occurrence, and join with those of the torch profiler."""
 
 import json
 from itertools import pairwise
@@ -20,11 +20,11 @@ REQUIRED = {
     "f": {"name": str, "cat": str, "pid": int, "tid": int, "ts": float, "id": str, "bp": str},
     "M": {"name": str, "pid": int, "tid": int, "args": dict},
 }
-"""What the Trace Event format asks of the phases we use."""
+"""Fields that the Trace Event format requires of the phases we use."""
 
 
-def checked(path):
-    """The events of the file, which is in the format."""
+def read_valid(path):
+    """Check that the file is in the format, and return its trace events."""
     document = json.loads(path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
     assert document["displayTimeUnit"] in ("ms", "ns")
     for event in document["traceEvents"]:
@@ -43,11 +43,11 @@ def of_phase(events, phase):
 
 
 def assert_nested(events):
-    """On each thread a slice is inside another or apart from it, as viewers demand."""
-    threads = {}
+    """On each track a slice lies inside another or apart from it, as viewers demand."""
+    tracks = {}
     for event in of_phase(events, "X"):
-        threads.setdefault((event["pid"], event["tid"]), []).append((event["ts"], -event["dur"]))
-    for slices in threads.values():
+        tracks.setdefault((event["pid"], event["tid"]), []).append((event["ts"], -event["dur"]))
+    for slices in tracks.values():
         open_until = []
         for start, length in sorted(slices):
             end = start - length
@@ -71,17 +71,17 @@ def assert_flows_bind(events):
         assert (start["pid"], end["pid"]) == (FIRST_PID + sender, FIRST_PID + receiver)
         assert start["ts"] <= end["ts"]
         for event in (start, end):
-            own = slices[event["pid"], event["tid"]]
-            assert any(first <= event["ts"] < last for first, last in own), event
+            on_track = slices[event["pid"], event["tid"]]
+            assert any(first <= event["ts"] < last for first, last in on_track), event
     return starts
 
 
-def traced(path, **settings):
+def write_trace(path, **settings):
     (run,) = resolve({"task": "quadratic", "workers": 5, "steps": 12, **settings})
     trace = TraceFile(path, range(run.config.workers), began_ns=1_790_000_000_000_000_000, title="test")
     recorder = Recorder(range(run.config.workers), trace)
     result = simulate(run, recorder=recorder)
-    recorder.sum_up()
+    recorder.flush()
     trace.close()
     return result
 
@@ -90,8 +90,8 @@ def traced(path, **settings):
 @pytest.mark.parametrize("clock", ["ideal", "hardware"])
 def test_the_trace_of_every_method_is_valid(method, clock, tmp_path):
     path = tmp_path / "trace.json"
-    result = traced(path, method=method, clock=clock, fail="3@2" if clock == "ideal" else "3@0.2")
-    events = checked(path)
+    result = write_trace(path, method=method, clock=clock, fail="3@2" if clock == "ideal" else "3@0.2")
+    events = read_valid(path)
     assert_nested(events)
     flows = assert_flows_bind(events)
     slices = of_phase(events, "X")
@@ -107,40 +107,40 @@ def test_the_trace_of_every_method_is_valid(method, clock, tmp_path):
     assert {"compute", "step", "exchange", "merge"} <= {event["name"] for event in slices}
 
 
-def test_it_is_whole_after_every_write(tmp_path):
+def test_the_file_is_complete_after_every_write(tmp_path):
     path = tmp_path / "trace.json"
     trace = TraceFile(path, [0, 1], began_ns=5, title="x")
     recorder = Recorder([0, 1], trace)
-    sizes = [len(checked(path))]
+    sizes = [len(read_valid(path))]
     for step in range(3):
         recorder.stepped(0, step, step + 0.5, step + 0.7)
         recorder.snapshot(0, step, step + 0.1)
         recorder.exchanged((0, 1), step, step + 0.9, 10)
-        recorder.sum_up()
-        sizes.append(len(checked(path)))
+        recorder.flush()
+        sizes.append(len(read_valid(path)))
     trace.close()
-    # Two slices of a step, one snapshot, and for both ends of the exchange a slice and the ends of two arrows.
+    # Two slices of a step, one snapshot, and for each member of the exchange a slice and the ends of two arrows.
     assert [after - before for before, after in pairwise(sizes)] == [9, 9, 9]
 
 
-def test_exchanges_at_the_same_time_have_threads_of_their_own(tmp_path):
+def test_concurrent_exchanges_are_on_separate_tracks(tmp_path):
     path = tmp_path / "trace.json"
     trace = TraceFile(path, [0, 1], began_ns=5, title="x")
     recorder = Recorder([0, 1], trace)
     recorder.exchanged((0, 1), 1.0, 2.0, 10)
     recorder.exchanged((0, 1), 0.5, 3.0, 10)
     recorder.exchanged((0, 1), 2.5, 3.5, 10)
-    recorder.sum_up()
+    recorder.flush()
     trace.close()
-    events = checked(path)
+    events = read_valid(path)
     assert_nested(events)
     assert_flows_bind(events)
     assert [event["tid"] for event in of_phase(events, "X") if event["pid"] == FIRST_PID] == [3, 4, 3]
 
 
-def test_it_joins_with_one_of_the_torch_profiler(tmp_path):
+def test_a_trace_joins_with_one_of_the_torch_profiler(tmp_path):
     ours, theirs, joined = (tmp_path / name for name in ("ours.json", "theirs.json", "joined.json"))
-    traced(ours, method="gossip")
+    write_trace(ours, method="gossip")
     with profile(activities=[ProfilerActivity.CPU]) as profiled:
         torch.ones(50, 50) @ torch.ones(50, 50)
     profiled.export_chrome_trace(str(theirs))
@@ -148,25 +148,25 @@ def test_it_joins_with_one_of_the_torch_profiler(tmp_path):
     document = json.loads(joined.read_text())
     parts = [json.loads(path.read_text()) for path in (ours, theirs)]
     assert count == len(document["traceEvents"]) == sum(len(part["traceEvents"]) for part in parts)
-    # On one axis: what was so long after the epoch still is.
+    # On one axis: absolute times stay what they were.
     base = document["baseTimeNanoseconds"]
     for part in parts:
         name = "aten::mm" if part is parts[1] else "exchange"
         (first, *_), (then, *_) = (
-            [event for event in whole["traceEvents"] if event["name"] == name] for whole in (part, document)
+            [event for event in trace["traceEvents"] if event["name"] == name] for trace in (part, document)
         )
         assert base + 1000 * then["ts"] == pytest.approx(part["baseTimeNanoseconds"] + 1000 * first["ts"], abs=1e3)
     pids = [{event["pid"] for event in part["traceEvents"]} for part in parts]
     assert not pids[0] & pids[1]
 
 
-def test_what_is_no_trace_is_one_line(tmp_path):
+def test_files_that_are_not_traces_are_refused_in_one_line(tmp_path):
     wrong = tmp_path / "wrong.json"
     with pytest.raises(InputError, match="cannot be read"):
         join([wrong], tmp_path / "out.json")
-    for text, said in (("{", "is not JSON"), ('{"a": 1}', "holds no traceEvents"), ("3", "holds no traceEvents")):
+    for text, message in (("{", "is not JSON"), ('{"a": 1}', "holds no traceEvents"), ("3", "holds no traceEvents")):
         wrong.write_text(text)
-        with pytest.raises(InputError, match=said):
+        with pytest.raises(InputError, match=message):
             join([wrong], tmp_path / "out.json")
     wrong.write_text("[]")
     with pytest.raises(InputError, match="cannot be written to"):

@@ -1,4 +1,4 @@
-"""What is recorded of a virtual run agrees with what the run says of itself, for every method."""
+"""The recording of a virtual run agrees with the result of the run, for every method."""
 
 import pytest
 
@@ -23,7 +23,7 @@ def test_sums_agree_with_the_result(method, clock):
     assert document["time"]["compute"] == pytest.approx(result.worker_compute_time, rel=1e-6, abs=1e-6)
     assert document["time"]["wait"] == pytest.approx(result.worker_idle_time, rel=1e-6, abs=1e-6)
     assert document["time"]["dead"] == [0.0] * 6
-    # Exchanges that the end of the run cuts short were paid for, and did not take place.
+    # Exchanges in flight at the end are in the bytes sent, but never completed.
     traffic = sum(edge[2] for edge in document["edges"])
     assert traffic == pytest.approx(result.final.bytes_sent, rel=0.05)
 
@@ -47,10 +47,10 @@ def test_staleness_is_the_steps_between_sending_and_merging():
     assert {age for age, _ in slow["staleness"]["counts"]} == {4, 5}
 
 
-def test_the_dead_and_those_that_come_later():
+def test_workers_that_die_and_workers_that_join_late():
     result, document = recorded(method="gossip", compute="constant:10ms", fail="2@0.1", join="2@0.2,4@0.05")
     assert document["time"]["dead"] == pytest.approx([0, 0, 0.1, 0, 0.05, 0], abs=0.011)
-    assert [events for _, events in document["events"]] == result.events
-    # Each at its own time, not that of the point of the history after it; joining waits for a peer's step.
+    assert [text for _, text in document["events"]] == result.events
+    # Each has its own time, not that of the next point of the history; joining waits for a peer's step.
     assert [time for time, _ in document["events"]] == pytest.approx([0.05, 0.1, 0.2], abs=0.011)
     assert document["events"][1][0] == 0.1

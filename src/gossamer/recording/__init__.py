@@ -1,4 +1,4 @@
-"""What the workers of a run did, and when: summed up while it happens, in bounded memory."""
+"""What the workers of a run did, and when: aggregated during the run, in bounded memory."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ class WorkerRecording:
             path = folder / WORKERS / (name + TRACE)
             self._trace = TraceFile(path, [rank], began_ns=time.time_ns(), title=f"worker {rank}")
         self.recorder = Recorder([rank], self._trace)
-        self.recorder.after = max(earlier, default=0.0)
+        self.recorder.resumed_after_s = max(earlier, default=0.0)
         self._sparingly = WriteThrottle()
 
     def began(self, began_ns: int, now_s: float) -> None:
@@ -36,8 +36,8 @@ class WorkerRecording:
         if self._trace is not None:
             self._trace.start_at(began_ns)
         if self._last_seen_s is not None:
-            self.recorder.gone(self.rank, self._last_seen_s)
-            self.recorder.back(self.rank, now_s)
+            self.recorder.left(self.rank, self._last_seen_s)
+            self.recorder.joined(self.rank, now_s)
 
     def write(self, now_s: float, ended: bool = False) -> None:
         """Renew the file, now and then, and in the end."""

@@ -14,21 +14,14 @@ from typing import Any
 
 from gossamer.cli.comparison import show_comparison
 from gossamer.cli.live import LiveView
-from gossamer.cli.options import add_out_option, add_run_options, given, out_folder, shown_command
+from gossamer.cli.options import given, out_folder, shown_command
 from gossamer.cli.output import counted, duration, print_json
-from gossamer.cli.trackers import Trackers, add_follow_options
+from gossamer.cli.trackers import Trackers
 from gossamer.config import Run, resolve, unused
 from gossamer.report.view import TRAINING, View, WorkerRow, state_of
 from gossamer.results import Point, WorkerPoint, to_json_data
 from gossamer.runfolder import SUMMARY, RunFolder, check_folder, make_folder, remove_if_empty, write_json
 from gossamer.virtual.simulation import SimulationResult, simulate
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    add_run_options(parser)
-    add_out_option(parser)
-    add_follow_options(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
 
 
 def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
@@ -123,7 +116,7 @@ def _simulate(run: Run, folder: Path | None, followers: Trackers, command: str, 
 
         result = simulate(run, callback, recorder)
         if recorder is not None:
-            recorder.sum_up()
+            recorder.flush()
         # The last point once more, as it came out in the end.
         track(result.final, result.final_workers)
     if kept is not None:

@@ -23,7 +23,7 @@ class StepRecorder:
         long before as it has lasted already."""
         if self.recorder is None:
             return
-        own = time.time() - self.recorder.after
+        own = time.time() - self.recorder.resumed_after_s
         known = store.claim("began", repr(own))
         self.began = time.monotonic() - (time.time() - (float(known) if known else own))
         self._stepped_at = time.monotonic()

@@ -111,7 +111,7 @@ class Cluster:
         """Something happened that the person who watches should know."""
         self.events.append(events)
         if self.recorder is not None:
-            self.recorder.say(self.queue.now, events)
+            self.recorder.add_event(self.queue.now, events)
 
     # Life of workers
 
@@ -122,7 +122,7 @@ class Cluster:
             if all(failed != rank or when > time for failed, when in fails):
                 self.workers[rank].alive = False
                 if self.recorder is not None:
-                    self.recorder.gone(rank, 0.0)
+                    self.recorder.left(rank, 0.0)
         for rank, time in fails:
             self.queue.schedule(time, MESSAGE, self._fail, rank)
         for rank, time in joins:
@@ -136,7 +136,7 @@ class Cluster:
     def _live(self, worker: VirtualWorker) -> None:
         worker.born = self.queue.now
         if self.recorder is not None:
-            self.recorder.back(worker.rank, worker.born)
+            self.recorder.joined(worker.rank, worker.born)
         self._run(worker, "background", self.method.background(worker))
         self._next_gradient(worker)
 
@@ -153,7 +153,7 @@ class Cluster:
         worker.lived += now - worker.born
         self.say(f"worker {rank} gone at {now:g}; going on with {sum(w.alive for w in self.workers)}")
         if self.recorder is not None:
-            self.recorder.gone(rank, now)
+            self.recorder.left(rank, now)
         for coroutine in worker.coroutines:
             coroutine.close()
         worker.coroutines.clear()
