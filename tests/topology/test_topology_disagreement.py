@@ -5,7 +5,7 @@ import pytest
 from scipy import linalg
 
 from gossamer.topology import build
-from gossamer.topology.disagreement import MOST_ROUNDS, InRounds, Pairwise
+from gossamer.topology.disagreement import MAX_ROUNDS, InRounds, Pairwise
 
 STEPS = np.linspace(0.0, 30.0, 61)
 SILENCE = np.zeros(len(STEPS) - 1)
@@ -40,7 +40,7 @@ def test_pairs_against_the_whole_covariance(name, tolerance, accelerated):
     constants = topology.constants(rate)
     eta, alpha_tilde = (constants.eta, constants.alpha_tilde) if accelerated else (0.0, 0.5)
     times = STEPS[:25]
-    left, piled = Pairwise(topology, rate, eta, alpha_tilde).course(times, SILENCE[:24], 1.0)
+    left, piled = Pairwise(topology, rate, eta, alpha_tilde).trajectory(times, SILENCE[:24], 1.0)
     assert not piled.any()
     expected = exact(topology, rate, eta, alpha_tilde, times)
     assert expected[-1] < 0.01
@@ -50,15 +50,15 @@ def test_pairs_against_the_whole_covariance(name, tolerance, accelerated):
 def test_two_workers_in_closed_form():
     # Every exchange makes them agree: V falls as e^{−rate·t}, and noise q piles up to q/rate in their one direction.
     topology, rate = build("ring", workers=2, seed=0), 0.7
-    left, piled = Pairwise(topology, rate).course(STEPS, np.full(len(STEPS) - 1, 3.0), 1.0)
+    left, piled = Pairwise(topology, rate).trajectory(STEPS, np.full(len(STEPS) - 1, 3.0), 1.0)
     np.testing.assert_allclose(left, np.exp(-rate * STEPS), rtol=1e-9)
     np.testing.assert_allclose(piled, 3.0 / (2 * rate) * (1 - np.exp(-rate * STEPS)), rtol=1e-9)
 
 
 def test_the_pace_is_time_for_gossip():
     topology = build("ring", workers=8, seed=0)
-    half, _ = Pairwise(topology, 1.0).course(STEPS, SILENCE, 0.5)
-    whole, _ = Pairwise(topology, 1.0).course(STEPS / 2, SILENCE, 1.0)
+    half, _ = Pairwise(topology, 1.0).trajectory(STEPS, SILENCE, 0.5)
+    whole, _ = Pairwise(topology, 1.0).trajectory(STEPS / 2, SILENCE, 1.0)
     np.testing.assert_allclose(half, whole, rtol=1e-9)
 
 
@@ -80,15 +80,15 @@ def test_rounds_against_brute_force(name):
         noisy += 2.0 * rng.normal(size=noisy.shape)
         expected.append((x**2).sum() / first)
         expected_piled.append(((noisy - noisy.mean(0)) ** 2).sum() / noisy.size)
-    left, piled = InRounds(topology).course(np.arange(31.0), np.full(30, 4.0), 1.0)
+    left, piled = InRounds(topology).trajectory(np.arange(31.0), np.full(30, 4.0), 1.0)
     np.testing.assert_allclose(left, expected, rtol=0.1, atol=1e-9)
     np.testing.assert_allclose(piled, expected_piled, rtol=0.05)
 
 
 def test_long_runs_are_followed_to_their_end():
     topology = build("ring", workers=4, seed=0)
-    steps = np.linspace(0.0, 2.0 * MOST_ROUNDS, 101)
+    steps = np.linspace(0.0, 2.0 * MAX_ROUNDS, 101)
     noise = np.where(np.arange(100) < 80, 1.0, 0.25)
-    left, piled = InRounds(topology).course(steps, noise, 1.0)
+    left, piled = InRounds(topology).trajectory(steps, noise, 1.0)
     assert left[-1] == 0.0
     assert piled[-1] == pytest.approx(piled[60] / 4, rel=0.3)

@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 
 from gossamer.topology import Constants, build
+from gossamer.topology.edge_graph_spectra import dense_constants, sparse_constants
 from gossamer.topology.laplacian import Laplacian
 from gossamer.topology.resistance import largest_by_sketch, largest_from_inverse
-from gossamer.topology.spectra import dense_constants, edge_rates, sparse_constants
+from gossamer.topology.spectra import edge_rates
 from gossamer.topology.structures import EdgeGraph
 
 

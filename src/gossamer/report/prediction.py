@@ -18,7 +18,7 @@ from gossamer.errors import InputError
 from gossamer.methods import METHODS, Method
 from gossamer.settings import from_values
 from gossamer.topology import Topology, build
-from gossamer.topology.disagreement import MOST_WORKERS
+from gossamer.topology.disagreement import MAX_TRAJECTORY_WORKERS
 
 GRID = 240
 """Moments for which a prediction is made."""
@@ -41,7 +41,7 @@ def predicted(
     method = _method(config, topology)
     disagreement = method.disagreement() if method is not None else None
     seen = [point for point in points if point.get("consensus") is not None]
-    if disagreement is None or topology is None or not 1 < topology.workers <= MOST_WORKERS or len(seen) < 3:
+    if disagreement is None or topology is None or not 1 < topology.workers <= MAX_TRAJECTORY_WORKERS or len(seen) < 3:
         return None
     steps = np.array([point["total_steps"] / topology.workers for point in seen])
     squares = np.array([point["consensus"] for point in seen]) ** 2
@@ -51,7 +51,7 @@ def predicted(
     grid = np.linspace(0.0, steps[-1], GRID + 1)
     schedule = make_schedule(config["schedule"], config["steps"], config["lr_warmup"])
     noise = np.array([schedule(int(step)) ** 2 for step in grid[:-1]])
-    left, piled = disagreement.course(grid, noise, _pace(method, last))
+    left, piled = disagreement.trajectory(grid, noise, _pace(method, last))
     course = squares[0] * left
     if last.get("samples"):
         later = (steps >= steps[-1] / 2) & (squares > 0)

@@ -1,9 +1,12 @@
-"""Graphs of workers, their round schedules and their spectra."""
+"""Graphs of workers: named topologies, their schedules of rounds, spectra and pictures.
 
-from gossamer.topology.builder import build, describe, names
+Nothing here imports torch; scipy, networkx and matplotlib are imported only by the functions that need them.
+"""
+
+from gossamer.topology.builder import build, describe, names, uses_nodes
 from gossamer.topology.draw import draw
 from gossamer.topology.schedules import Group
 from gossamer.topology.spectra import Constants
 from gossamer.topology.topology import Topology
 
-__all__ = ["Constants", "Group", "Topology", "build", "describe", "draw", "names"]
+__all__ = ["Constants", "Group", "Topology", "build", "describe", "draw", "names", "uses_nodes"]

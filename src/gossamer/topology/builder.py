@@ -1,29 +1,42 @@
-"""From what a person gives (a name with options, a networkx graph, a file) to a Topology."""
+"""Build a Topology from a name with options, a networkx graph, or an edge-list file."""
 
 from __future__ import annotations
 
 import operator
 import os
+from pathlib import Path
+from typing import TYPE_CHECKING
 
-import networkx as nx
+import numpy as np
 
 from gossamer.errors import InputError, unknown
 from gossamer.topology import structures
-from gossamer.topology.edgelist import looks_like_a_path, read_edge_list
 from gossamer.topology.graphs import GRAPHS, Request
+from gossamer.topology.structures import EdgeGraph
 from gossamer.topology.topology import Topology
+
+if TYPE_CHECKING:
+    import networkx as nx
+
+EDGE_LIST_SUFFIXES = (".txt", ".edges", ".edgelist", ".csv")
 
 
 def names() -> tuple[str, ...]:
-    """The names that ``build`` knows."""
+    """Return the names that ``build`` accepts."""
     return tuple(GRAPHS)
 
 
 def describe(name: str) -> str:
-    """One line about a named topology."""
+    """Return one line about a named topology."""
     if name not in GRAPHS:
         raise unknown("topology", name, GRAPHS)
     return GRAPHS[name].description
+
+
+def uses_nodes(topology: str) -> bool:
+    """Return whether a topology, given as for ``build``, depends on the number of nodes."""
+    name = topology.partition(":")[0]
+    return name in GRAPHS and GRAPHS[name].uses_nodes
 
 
 def build(
@@ -33,13 +46,13 @@ def build(
     nodes: int | None = None,
     seed: int = 0,
 ) -> Topology:
-    """Make a topology.
+    """Build a topology.
 
     Args:
-        topology: a name, perhaps with an option after a colon (``ring``, ``torus:4x4``); a networkx graph with
+        topology: a name, with an option after a colon if it takes one (``ring``, ``torus:4x4``); a networkx graph with
             nodes 0..n-1; or the path of an edge list, one ``i j`` per line.
-        workers: how many workers there are; for a graph or a file it may be left out.
-        nodes: on how many machines they run, for topologies that care; by default each on its own.
+        workers: the number of workers; optional for a graph or a file.
+        nodes: the number of machines they run on, for topologies that depend on it; by default one per worker.
         seed: for random graphs.
 
     >>> build("ring", workers=4).neighbours(0)
@@ -49,27 +62,39 @@ def build(
         workers = _count("workers", workers)
     if nodes is not None:
         nodes = _count("nodes", nodes)
-    if isinstance(topology, nx.Graph):
-        return _from_networkx(topology, workers)
     if not isinstance(topology, str | os.PathLike):
-        raise InputError(
-            f"a topology cannot be a {type(topology).__name__}: "
-            "expected a name, a networkx graph or the path of an edge list; give one of these"
-        )
+        return _from_networkx(topology, workers)
     text = os.fspath(topology)
     name, colon, option = text.partition(":")
     if isinstance(topology, str) and name in GRAPHS:
         seed = _count("seed", seed, least=0)
         request = Request(text=text, option=option if colon else None, workers=workers, nodes=nodes, seed=seed)
         return GRAPHS[name].make(request)
-    if not isinstance(topology, str) or looks_like_a_path(text):
-        graph = read_edge_list(text, workers)
+    if not isinstance(topology, str) or _is_path(text):
+        graph = _read_edge_list(text, workers)
         graph.require_connected()
         return Topology(text, structure=graph)
     raise unknown("topology", text, GRAPHS)
 
 
+def _count(what: str, value: object, least: int = 1) -> int:
+    try:
+        count = operator.index(value)  # type: ignore[arg-type]
+    except TypeError:
+        count = None
+    if count is None or isinstance(value, bool) or count < least:
+        raise InputError(f"{what} cannot be {value!r}: expected a whole number from {least} up; give one")
+    return count
+
+
 def _from_networkx(graph: nx.Graph, workers: int | None) -> Topology:
+    import networkx as nx
+
+    if not isinstance(graph, nx.Graph):
+        raise InputError(
+            f"a topology cannot be a {type(graph).__name__}: "
+            "expected a name, a networkx graph or the path of an edge list; give one of these"
+        )
     structure = structures.from_networkx(graph)
     if workers is not None and workers != structure.workers:
         raise InputError(
@@ -80,11 +105,52 @@ def _from_networkx(graph: nx.Graph, workers: int | None) -> Topology:
     return Topology(str(graph.name) or "networkx graph", structure=structure)
 
 
-def _count(what: str, given: object, least: int = 1) -> int:
+def _is_path(text: str) -> bool:
+    """Whether a text names a file: by its suffix, by a path separator, or because the file exists."""
+    return text.lower().endswith(EDGE_LIST_SUFFIXES) or "/" in text or os.sep in text or os.path.isfile(text)
+
+
+def _read_edge_list(path: str, workers: int | None) -> EdgeGraph:
+    """Read an edge list: one ``i j`` per line, ``#`` starts a comment.
+
+    Without ``workers``, the largest rank says how many there are.
+    """
+    edges = _parse_edges(path)
+    num_named = max(max(edge) for edge in edges) + 1
+    if workers is not None and num_named > workers:
+        raise InputError(
+            f"{path} has an edge of worker {num_named - 1}, but there are {workers} workers (0..{workers - 1}): "
+            f"ask for {num_named} workers, or remove the edge"
+        )
+    missing = sorted(set(range(num_named)) - {rank for edge in edges for rank in edge})
+    if workers is None and missing:
+        raise InputError(
+            f"{path} names worker {num_named - 1} but has no edge of worker {missing[0]}: expected workers "
+            "0..n-1 without gaps; renumber them, or add its edges"
+        )
+    return EdgeGraph(workers or num_named, np.array(edges, dtype=np.int64))
+
+
+def _parse_edges(path: str) -> list[tuple[int, int]]:
     try:
-        count = operator.index(given)  # type: ignore[arg-type]
-    except TypeError:
-        count = None
-    if count is None or isinstance(given, bool) or count < least:
-        raise InputError(f"{what} cannot be {given!r}: expected a whole number from {least} up; give one")
-    return count
+        text = Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise InputError(f"no file {path}: expected an edge list, one 'i j' per line; check the path") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise InputError(f"cannot read {path} ({error}): expected an edge list as text, one 'i j' per line") from None
+    edges = []
+    for number, line in enumerate(text.splitlines(), start=1):
+        words = line.partition("#")[0].replace(",", " ").split()
+        if not words:
+            continue
+        if len(words) != 2 or not all(word.isascii() and word.isdigit() for word in words):
+            raise InputError(
+                f"{path}, line {number}: cannot read {line.strip()!r}: expected two worker numbers, as in '0 1'"
+            )
+        i, j = int(words[0]), int(words[1])
+        if i == j:
+            raise InputError(f"{path}, line {number}: joins worker {i} to itself; remove the line")
+        edges.append((i, j))
+    if not edges:
+        raise InputError(f"{path} has no edges: expected one 'i j' per line; add some")
+    return edges

@@ -1,4 +1,4 @@
-"""A picture of a topology, for a person to look at."""
+"""Draw a topology into a png, svg or pdf file. Needs matplotlib."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import networkx as nx
 import numpy as np
 
 from gossamer.errors import InputError
@@ -32,7 +31,7 @@ TEXT_COLOUR = "#1c2733"
 
 
 def draw(topology: Topology, path: str | os.PathLike[str]) -> None:
-    """Draw the workers and their edges to a png, svg or pdf file; an edge's colour says in which rounds it is used."""
+    """Draw the workers and their edges into a file; an edge's colour shows in which rounds it is used."""
     target = Path(path)
     if target.suffix.lower() not in SUFFIXES:
         raise InputError(
@@ -53,9 +52,9 @@ def draw(topology: Topology, path: str | os.PathLike[str]) -> None:
     axes = figure.add_subplot()
     axes.set_aspect("equal")
     axes.axis("off")
-    places = positions(topology)
-    _draw_edges(axes, topology, places)
-    _draw_workers(axes, topology, places)
+    points = positions(topology)
+    _draw_edges(axes, topology, points)
+    _draw_workers(axes, topology, points)
     axes.margins(0.06)
     constants = topology.constants()
     facts = f"χ1 {constants.chi1:.3g}   χ2 {constants.chi2:.3g}   spectral gap {constants.spectral_gap:.3g}"
@@ -71,7 +70,7 @@ def draw(topology: Topology, path: str | os.PathLike[str]) -> None:
 
 
 def positions(topology: Topology) -> np.ndarray:
-    """Where each worker stands, [workers, 2], about the unit circle in size."""
+    """Return the coordinates of each worker, [workers, 2], about as large as the unit circle."""
     n = topology.workers
     kind = topology.layout.partition(":")[0]
     if n == 1:
@@ -91,17 +90,19 @@ def positions(topology: Topology) -> np.ndarray:
         return np.repeat(_circle(nodes), n // nodes, axis=0) + _node_radius(nodes) * np.tile(
             _circle(n // nodes), (nodes, 1)
         )
+    import networkx as nx
+
     graph = topology.graph()
-    around = dict(enumerate(_circle(n)))  # a fixed start gives a fixed picture
+    start = dict(enumerate(_circle(n)))  # fixed, so that the picture is deterministic
     if n <= MAX_KAMADA_KAWAI_WORKERS:
-        placed = nx.kamada_kawai_layout(graph, pos=around)
+        points = nx.kamada_kawai_layout(graph, pos=start)
     else:
-        placed = nx.spring_layout(graph, pos=around, iterations=60, seed=0)
-    return np.array([placed[rank] for rank in range(n)])
+        points = nx.spring_layout(graph, pos=start, iterations=60, seed=0)
+    return np.array([points[rank] for rank in range(n)])
 
 
 def _circle(n: int) -> np.ndarray:
-    """n points on the unit circle, clockwise from the top."""
+    """Return n points on the unit circle, clockwise from the top."""
     angle = 2 * np.pi * np.arange(n) / n
     return np.stack([np.sin(angle), np.cos(angle)], axis=-1)
 
@@ -113,9 +114,9 @@ def _draw_edges(axes: Axes, topology: Topology, positions: np.ndarray) -> None:
     edges = topology.edges
     if len(edges) == 0:
         return
-    crowd = len(edges) / topology.workers
-    width = float(np.clip(9.0 / math.sqrt(topology.workers) / max(1.0, crowd / 3) ** 0.5, 0.3, 2.2))
-    opacity = float(np.clip(2.4 / max(1.0, crowd) ** 0.6, 0.2, 0.9))
+    density = len(edges) / topology.workers
+    width = float(np.clip(9.0 / math.sqrt(topology.workers) / max(1.0, density / 3) ** 0.5, 0.3, 2.2))
+    opacity = float(np.clip(2.4 / max(1.0, density) ** 0.6, 0.2, 0.9))
     curves = [_curve(topology, positions, i, j) for i, j in edges.tolist()]
     used_in = _rounds_of_edges(topology)
     if _num_nodes(topology) > 1:
@@ -148,7 +149,7 @@ def _draw_edges(axes: Axes, topology: Topology, positions: np.ndarray) -> None:
 
 
 def _rounds_of_edges(topology: Topology) -> list[tuple[int, ...]]:
-    """For each edge the rounds that bring its ends together; none where there are too many rounds to tell apart."""
+    """Return the rounds that use each edge; none if there are too many rounds for different colours."""
     used: dict[tuple[int, int], list[int]] = {}
     if 1 < topology.period <= MAX_COLOURED_ROUNDS:
         for number, groups in enumerate(topology.rounds):
@@ -166,7 +167,7 @@ def _num_nodes(topology: Topology) -> int:
 def _draw_nodes(
     axes: Axes, topology: Topology, curves: list[np.ndarray], used_in: list[tuple[int, ...]]
 ) -> tuple[list[np.ndarray], list[tuple[int, ...]]]:
-    """A disc for each machine; returns one line for each two machines in place of the edges of all their workers."""
+    """Draw a disc for each node; return one line per pair of nodes instead of the edges between their workers."""
     from matplotlib.patches import Circle
 
     nodes = _num_nodes(topology)
@@ -185,25 +186,25 @@ def _node_radius(nodes: int) -> float:
 
 
 def _curve(topology: Topology, positions: np.ndarray, i: int, j: int) -> np.ndarray:
-    """A straight line, but for the edges of a torus that go around: these bend to be seen beside the others."""
+    """Return a straight line; a bent one for the wrap-around edges of a torus, which would lie on other edges."""
     start, end = positions[i], positions[j]
-    along = end - start
+    direction = end - start
     if topology.layout != "grid":
         return np.stack([start, end])
     spacing = np.abs(positions[1] - positions[0]).sum()
-    length = float(np.hypot(*along))
+    length = float(np.hypot(*direction))
     if length < 1.5 * spacing:
         return np.stack([start, end])
     t = np.linspace(0.0, 1.0, 24)[:, None]
-    sideways = np.array([-along[1], along[0]]) / length
-    bend: np.ndarray = start + t * along + 0.34 * spacing * np.sin(np.pi * t) ** 0.6 * sideways
+    sideways = np.array([-direction[1], direction[0]]) / length
+    bend: np.ndarray = start + t * direction + 0.34 * spacing * np.sin(np.pi * t) ** 0.6 * sideways
     return bend
 
 
 def _draw_workers(axes: Axes, topology: Topology, positions: np.ndarray) -> None:
     labelled = topology.workers <= MAX_LABELLED_WORKERS
     nearest = _nearest_distance(positions)
-    # A marker's size is its area in points²; the picture is about 400 points wide for two units.
+    # Marker sizes are areas in points²; the picture is about 400 points wide for two units.
     span = max(float(np.ptp(positions, axis=0).max()), 1e-9) if topology.workers > 1 else 1.0
     diameter = float(np.clip(0.55 * nearest / span * 400, 13.0 if labelled else 1.5, 26.0))
     style: dict[str, Any] = {"s": diameter**2, "color": WORKER_COLOUR, "edgecolors": "white", "zorder": 2}

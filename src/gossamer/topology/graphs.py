@@ -1,4 +1,4 @@
-"""The named topologies: each is one function from a Request to a Topology, and one row in GRAPHS."""
+"""The named topologies: each is one function that turns a Request into a Topology, and one row of GRAPHS."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING
 
-import networkx as nx
 import numpy as np
 
 from gossamer.errors import InputError
@@ -15,13 +15,16 @@ from gossamer.topology import schedules
 from gossamer.topology.structures import CayleyGraph, EdgeGraph, from_networkx
 from gossamer.topology.topology import Topology
 
+if TYPE_CHECKING:
+    import networkx as nx
+
 NUM_SEEDS_TRIED = 100
 DEFAULT_DEGREE = 4
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What was asked for: the text as given, what stood after its colon, and the numbers (already checked)."""
+    """A user's request: the text as given, the option after its colon, and the validated numbers."""
 
     text: str
     option: str | None
@@ -52,6 +55,8 @@ class Graph:
 
     make: Callable[[Request], Topology]
     description: str
+    uses_nodes: bool = False
+    """The graph depends on how many nodes the workers are on."""
 
 
 def complete(request: Request) -> Topology:
@@ -135,7 +140,7 @@ def one_peer_exponential(request: Request) -> Topology:
     note = ""
     if not _is_power_of_two(workers):
         note = f"one-peer-exponential needs a power of two; base takes its place for {workers} workers"
-    # For a power of two, Base-2 pairs i with i xor 2^k in round k, which is what is wanted.
+    # For a power of two, Base-2 is this schedule: round k pairs i with i xor 2^k.
     schedule = partial(schedules.base, workers, 1)
     return Topology(request.text, workers=workers, schedule=schedule, note=note, layout="circle")
 
@@ -169,7 +174,7 @@ def random_regular(request: Request) -> Topology:
         raise request.bad_option("the number of neighbours, from 1 up", "random-regular:4")
     if workers <= degree + 1:
         note = f"a random-regular graph of degree {degree} is complete for {workers} workers" if workers > 1 else ""
-        # Its rounds stay pairs: whoever asks for a degree does not expect to mix with all at once.
+        # Its rounds stay pairs: a given degree does not ask for a mean of all workers.
         return Topology(request.text, structure=_complete_structure(workers), note=note, layout="circle")
     if workers * degree % 2:
         raise InputError(
@@ -180,6 +185,8 @@ def random_regular(request: Request) -> Topology:
         raise InputError(
             f"random-regular:1 cannot join {workers} workers: each has one neighbour only; use random-regular:3 or more"
         )
+    import networkx as nx
+
     draw = partial(nx.random_regular_graph, degree, workers)
     return Topology(request.text, structure=_connected(draw, request, "use a larger degree, or 'ring'"))
 
@@ -193,6 +200,8 @@ def erdos_renyi(request: Request) -> Topology:
             raise request.bad_option("the probability of an edge, above 0 and up to 1", "erdos-renyi:0.3")
         probability = given
     advice = f"use a probability above ln(n)/n = {math.log(workers) / workers:.3g}, or 'random-regular'"
+    import networkx as nx
+
     draw = partial(nx.fast_gnp_random_graph, workers, probability)
     return Topology(request.text, structure=_connected(draw, request, advice))
 
@@ -207,26 +216,27 @@ def base(request: Request) -> Topology:
 
 
 GRAPHS: dict[str, Graph] = {
-    "complete": Graph(complete, "everyone with everyone; a round is the mean of all"),
-    "ring": Graph(ring, "each with the two beside it"),
-    "path": Graph(path, "a ring that is cut open"),
-    "star": Graph(star, "everyone with worker 0"),
-    "torus": Graph(torus, "a grid whose borders meet, as square as can be; torus:AxB gives its sides"),
-    "hypercube": Graph(hypercube, "i with i xor 2^k; powers of two; exact consensus after log2 n rounds"),
-    "exponential": Graph(exponential, "i with i ± 2^k; few hops and few neighbours for any count"),
+    "complete": Graph(complete, "every pair of workers; a round is the mean of all"),
+    "ring": Graph(ring, "each worker with the next and the previous one"),
+    "path": Graph(path, "a ring without the edge that closes it"),
+    "star": Graph(star, "every worker with worker 0"),
+    "torus": Graph(torus, "a grid with wrap-around, as square as possible; torus:AxB sets its sides"),
+    "hypercube": Graph(hypercube, "i with i xor 2^k; needs a power of two; exact consensus after log2 n rounds"),
+    "exponential": Graph(exponential, "i with i ± 2^k; few hops and few neighbours for any number of workers"),
     "one-peer-exponential": Graph(
-        one_peer_exponential, "one partner at a time, i xor 2^k in round k; exact consensus after log2 n rounds"
+        one_peer_exponential, "one peer per round, i xor 2^k in round k; exact consensus after log2 n rounds"
     ),
     "alternating-exponential-ring": Graph(
         alternating_exponential_ring,
         "half of the nodes average in pairs while the others average inside; exact consensus after a period",
+        uses_nodes=True,
     ),
-    "random-regular": Graph(random_regular, "random, d neighbours each; random-regular:D gives d (default 4)"),
+    "random-regular": Graph(random_regular, "random, d neighbours each; random-regular:D sets d (default 4)"),
     "erdos-renyi": Graph(
-        erdos_renyi, "random, each edge with probability p; erdos-renyi:P gives p (default 2 ln n / n)"
+        erdos_renyi, "random, each edge with probability p; erdos-renyi:P sets p (default 2 ln n / n)"
     ),
     "base": Graph(
-        base, "exact consensus in finitely many rounds for any count; base:K mixes K+1 at a time (default 1)"
+        base, "exact consensus in finitely many rounds for any number; base:K averages K+1 at a time (default 1)"
     ),
 }
 
@@ -241,6 +251,9 @@ def _complete_structure(workers: int) -> CayleyGraph:
 
 
 def _connected(draw: Callable[..., nx.Graph], request: Request, advice: str) -> EdgeGraph:
+    """Draw with one seed after the other until the graph is connected."""
+    import networkx as nx
+
     for attempt in range(NUM_SEEDS_TRIED):
         graph = draw(seed=request.seed + attempt)
         if nx.is_connected(graph):

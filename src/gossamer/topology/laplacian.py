@@ -1,4 +1,4 @@
-"""Weighted graph Laplacians and systems of equations with them."""
+"""Weighted graph Laplacians: linear systems, the pseudo-inverse, extreme eigenvalues. Imports scipy."""
 
 from __future__ import annotations
 
@@ -12,8 +12,10 @@ from scipy.sparse.linalg import LinearOperator, eigsh, splu
 
 from gossamer.topology.structures import EdgeGraph
 
-NEARLY_A_TREE = 1.1  # edges per worker up to which a sparse factorization hardly fills in, in the right order
-LARGEST_FACTOR = 5_000_000  # numbers in a banded factorization that we are ready to store
+MAX_TREE_LIKE_DENSITY = 1.1
+"""Edges per worker up to which a sparse factorization, well ordered, has little fill-in."""
+MAX_FACTOR_SIZE = 5_000_000
+"""Entries of a banded factorization that we are willing to store."""
 SOLVE_TOLERANCE = 1e-9
 EIGENVALUE_TOLERANCE = 1e-7
 NUM_LANCZOS_VECTORS = 40
@@ -29,23 +31,23 @@ class Laplacian:
         self.matrix = (sparse.diags(np.asarray(off_diagonal.sum(axis=1)).ravel()) - off_diagonal).tocsr()
 
     def solve(self, right: np.ndarray) -> np.ndarray:
-        """L⁺ right, for a vector or for the columns of a matrix."""
+        """Return L⁺ right, for a vector or for each column of a matrix."""
         columns = right.reshape(len(right), -1)
         solution = self._solver(columns - columns.mean(axis=0))
         return (solution - solution.mean(axis=0)).reshape(right.shape)
 
     def pseudo_inverse(self) -> np.ndarray:
-        """L⁺ as a full matrix."""
+        """Return L⁺ as a dense matrix."""
         n = self.graph.workers
         inverse: np.ndarray = np.linalg.inv(self.matrix.toarray() + 1.0 / n) - 1.0 / n
         return inverse
 
     def second_eigenvalue(self) -> float:
-        """λ_2, by Lanczos iteration on L⁺: there it is the far end of the spectrum, well apart from the rest."""
+        """Return λ_2 by Lanczos iteration on L⁺, whose largest eigenvalue 1/λ_2 is well separated."""
         return 1.0 / self._extreme_eigenvalue(self.solve)
 
     def largest_eigenvalue(self) -> float:
-        """λ_n, by Lanczos iteration."""
+        """Return λ_n by Lanczos iteration."""
         return self._extreme_eigenvalue(self.matrix.dot)
 
     def _extreme_eigenvalue(self, apply: Callable[[np.ndarray], np.ndarray]) -> float:
@@ -64,20 +66,20 @@ class Laplacian:
 
     @cached_property
     def _solver(self) -> Callable[[np.ndarray], np.ndarray]:
-        """A factorization where it stays small, else conjugate gradients, which store nothing.
+        """Solve by a factorization where that stays small, else by conjugate gradients.
 
-        A factorization of a graph with random edges fills in to a full matrix; trees and long thin graphs, on which
-        conjugate gradients are slow, do not.
+        Random graphs fill a factorization in completely. Trees and long thin graphs do not, and conjugate gradients
+        converge slowly on them.
         """
         n = self.graph.workers
-        grounded = self.matrix[1:, 1:].tocsc()  # L is singular; with one worker held at 0 it is not
-        if self.graph.num_edges <= NEARLY_A_TREE * n:
+        grounded = self.matrix[1:, 1:].tocsc()  # L is singular; without the row and column of worker 0 it is not
+        if self.graph.num_edges <= MAX_TREE_LIKE_DENSITY * n:
             factors = splu(grounded, permc_spec="MMD_AT_PLUS_A", diag_pivot_thresh=0.0, options={"SymmetricMode": True})
             return lambda right: _with_ground(factors.solve(right[1:]))
         order = csgraph.reverse_cuthill_mckee(grounded.tocsr(), symmetric_mode=True)
         banded = grounded[order][:, order].tocoo()
         bandwidth = int(np.abs(banded.row - banded.col).max())
-        if n * bandwidth <= LARGEST_FACTOR:
+        if n * bandwidth <= MAX_FACTOR_SIZE:
             in_order = splu(
                 banded.tocsc(), permc_spec="NATURAL", diag_pivot_thresh=0.0, options={"SymmetricMode": True}
             )
@@ -86,7 +88,7 @@ class Laplacian:
         return self._conjugate_gradients
 
     def _conjugate_gradients(self, right: np.ndarray) -> np.ndarray:
-        """Preconditioned by the diagonal, all columns side by side; scipy's takes one column at a time."""
+        """Solve all columns at once (scipy takes one at a time), preconditioned by the diagonal."""
         scaling = 1.0 / self.matrix.diagonal()[:, None]
         solution = np.zeros_like(right)
         residual = right.copy()

@@ -1,32 +1,38 @@
-"""What a round schedule does to the disagreement of the workers.
+"""How fast a schedule of rounds brings workers together.
 
-One round is the symmetric, doubly stochastic matrix W that moves each worker to its group's mean by the group's
-strength; a period is their product M = W_K … W_1. Rounds are applied group by group, so that a group of all 10,000
-workers costs no more than 5,000 pairs.
+A round is a symmetric, doubly stochastic matrix W: it moves each worker towards its group's mean by the group's
+strength. A period is the product M = W_K … W_1. ``MixingRound`` applies W group by group, without a matrix, so one
+group of 10,000 workers costs no more than 5,000 pairs.
 """
 
 from __future__ import annotations
 
-import numpy as np
-from scipy import sparse
+from typing import TYPE_CHECKING
 
-from gossamer.topology.laplacian import Laplacian
+import numpy as np
+
 from gossamer.topology.schedules import Group, Rounds
 from gossamer.topology.structures import EdgeGraph
 
-DENSE_WORKERS = 600  # up to here M is made, as M applied to the identity
+if TYPE_CHECKING:
+    from gossamer.topology.laplacian import Laplacian
+
+DENSE_WORKERS = 600
+"""Up to here, M is computed as a dense matrix."""
 CONSENSUS_TOLERANCE = 1e-9
 NUM_PERIODS_TRIED = 2
 LANCZOS_TOLERANCE = 1e-7
 MAX_LANCZOS_STEPS = 100
 MIN_LANCZOS_STEPS = 20
-NUM_MIXED_ROUNDS = 100_000  # in all Lanczos steps together; what keeps a star of thousands within seconds
+MAX_MIXED_ROUNDS = 100_000
+"""In all Lanczos steps together: it keeps a star of thousands of workers within seconds."""
 MAX_SPARSE_PERIOD = 32
-MAX_SPARSE_ROW = 64  # numbers per row of M up to which it counts as sparse
+MAX_SPARSE_ROW = 64
+"""Entries per row up to which M counts as sparse."""
 
 
 class MixingRound:
-    """One round, ready to be applied to many values at once."""
+    """One round, applied to many values at once."""
 
     def __init__(self, groups: tuple[Group, ...]) -> None:
         sizes = [len(group.members) for group in groups]
@@ -45,11 +51,11 @@ class MixingRound:
 
 
 def contraction(workers: int, rounds: Rounds) -> float:
-    """The largest singular value σ of M − J, J the averaging over all: how much of a disagreement a period can leave.
+    """Return the largest singular value σ of M − J, J the mean of all: the share of a difference a period can leave.
 
-    Beyond ``DENSE_WORKERS`` workers by Lanczos iteration, which is quick where σ is well below 1. Where it is not, as
-    on a long ring, I − MᵀM is sparse as a rule, and a Laplacian: its λ_2 is 1 − σ². Where neither helps (a star of
-    thousands), the Lanczos value stands, which is a lower bound.
+    Beyond ``DENSE_WORKERS`` workers, Lanczos iteration computes it. That converges fast where σ is well below 1. Where
+    it is not, as on a long ring, I − MᵀM is usually a sparse Laplacian with λ_2 = 1 − σ². Where it is not sparse (a
+    star of thousands), the result is the Lanczos value, a lower bound.
     """
     if workers == 1:
         return 0.0
@@ -60,16 +66,16 @@ def contraction(workers: int, rounds: Rounds) -> float:
             step.mix(period)
         return float(np.linalg.norm(period - 1 / workers, ord=2))
     value, converged = _largest_singular_value(workers, steps)
-    lost = None if converged else _lost_in_a_period(workers, rounds)
-    if lost is None:
+    decrease = None if converged else _energy_decrease(workers, rounds)
+    if decrease is None:
         return value
-    return float(np.sqrt(max(1.0 - lost.second_eigenvalue(), 0.0)))
+    return float(np.sqrt(max(1.0 - decrease.second_eigenvalue(), 0.0)))
 
 
 def rounds_to_consensus(workers: int, rounds: Rounds) -> int | None:
-    """The smallest k with ‖W_k … W_1 − J‖ < 1e-9 (Frobenius), or None if two periods do not get there.
+    """Return the smallest k with ‖W_k … W_1 − J‖ < 1e-9 (Frobenius), or None if there is none within two periods.
 
-    Beyond ``DENSE_WORKERS`` workers the product is tried on random vectors instead of on all.
+    Beyond ``DENSE_WORKERS`` workers, the product is applied to a few random vectors only.
     """
     if workers == 1:
         return 0
@@ -85,13 +91,13 @@ def rounds_to_consensus(workers: int, rounds: Rounds) -> int | None:
 
 
 def _largest_singular_value(workers: int, steps: list[MixingRound]) -> tuple[float, bool]:
-    """Of M on the vectors that sum to zero, and whether it has converged: Lanczos on MᵀM, fully reorthogonalized."""
+    """Return σ, and whether it has converged, by Lanczos iteration on MᵀM with full reorthogonalization."""
     vector = _random_values(workers, columns=1)
     vector -= vector.mean()
     basis = [vector / np.linalg.norm(vector)]
     diagonal: list[float] = []
-    beside: list[float] = []
-    num_steps = int(np.clip(NUM_MIXED_ROUNDS // len(steps), MIN_LANCZOS_STEPS, MAX_LANCZOS_STEPS))
+    off_diagonal: list[float] = []
+    num_steps = int(np.clip(MAX_MIXED_ROUNDS // len(steps), MIN_LANCZOS_STEPS, MAX_LANCZOS_STEPS))
     while True:
         image = basis[-1].copy()
         for step in [*steps, *reversed(steps)]:
@@ -102,19 +108,23 @@ def _largest_singular_value(workers: int, steps: list[MixingRound]) -> tuple[flo
         for _ in range(2):
             image -= known @ (known.T @ image)
         remainder = float(np.linalg.norm(image))
-        values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(beside, 1) + np.diag(beside, -1))
+        values, vectors = np.linalg.eigh(np.diag(diagonal) + np.diag(off_diagonal, 1) + np.diag(off_diagonal, -1))
         largest = float(np.sqrt(max(values[-1], 0.0)))
         error = remainder * abs(vectors[-1, -1])
         if error <= LANCZOS_TOLERANCE * max(values[-1], LANCZOS_TOLERANCE):
             return largest, True
         if len(diagonal) == num_steps:
             return largest, False
-        beside.append(remainder)
+        off_diagonal.append(remainder)
         basis.append(image / remainder)
 
 
-def _lost_in_a_period(workers: int, rounds: Rounds) -> Laplacian | None:
-    """I − MᵀM, which takes xᵀx to what a period takes off it; None where it would not be sparse."""
+def _energy_decrease(workers: int, rounds: Rounds) -> Laplacian | None:
+    """Return I − MᵀM, the quadratic form of the energy that a period removes; None if it is not sparse."""
+    from scipy import sparse
+
+    from gossamer.topology.laplacian import Laplacian
+
     if len(rounds) > MAX_SPARSE_PERIOD:
         return None
     period = sparse.identity(workers, format="csr")
@@ -124,11 +134,11 @@ def _lost_in_a_period(workers: int, rounds: Rounds) -> Laplacian | None:
             return None
         strengths = np.array([group.strength for group in groups])
         members = [rank for group in groups for rank in group.members]
-        belongs = sparse.csr_matrix(
+        membership = sparse.csr_matrix(
             (np.ones(len(members)), (np.repeat(np.arange(len(groups)), sizes), members)), shape=(len(groups), workers)
         )
-        kept = 1.0 - belongs.T @ strengths
-        mixing = sparse.diags(kept) + belongs.T @ sparse.diags(strengths / sizes) @ belongs
+        unmoved = 1.0 - membership.T @ strengths
+        mixing = sparse.diags(unmoved) + membership.T @ sparse.diags(strengths / sizes) @ membership
         period = (mixing @ period).tocsr()
         if period.nnz > MAX_SPARSE_ROW * workers:
             return None

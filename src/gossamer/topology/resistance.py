@@ -1,4 +1,4 @@
-"""The largest effective resistance R_e = (e_i − e_j)ᵀ L⁺ (e_i − e_j) of a graph's edges."""
+"""The largest effective resistance R_e = (e_i − e_j)ᵀ L⁺ (e_i − e_j) of a graph's edges. Imports scipy, networkx."""
 
 from __future__ import annotations
 
@@ -9,44 +9,46 @@ from gossamer.topology.laplacian import Laplacian
 
 NUM_SKETCH_COLUMNS = 256
 NUM_CANDIDATES = 256
-MAX_EDGES_PER_WORKER_FOR_BRIDGES = 2  # beyond, bridges are rare and looking for them takes longer than it helps
+MAX_EDGES_PER_WORKER_FOR_BRIDGES = 2
+"""In denser graphs bridges are rare, and the search for them takes longer than it saves."""
 
 
 def largest_from_inverse(laplacian: Laplacian) -> float:
-    """Exactly, by L⁺ as a full matrix."""
+    """Return it exactly, from the dense L⁺."""
     inverse = laplacian.pseudo_inverse()
     i, j = laplacian.graph.edges.T
     return float((inverse[i, i] + inverse[j, j] - 2 * inverse[i, j]).max())
 
 
 def largest_by_sketch(laplacian: Laplacian) -> float:
-    """For big graphs: exactly for bridges, and for the edges that a random sketch ranks highest among the others.
+    """Return it for big graphs: exact on bridges, else the best of the edges that a random sketch ranks highest.
 
-    A bridge has R_e = 1/w_e, and no edge has more. For the rest, R_e is the squared distance between columns i and j of
-    √w B L⁺ (B the incidence matrix); ``NUM_SKETCH_COLUMNS`` random signs keep such distances to about 9 % (Johnson,
-    Lindenstrauss), enough to choose candidates. The best ``NUM_CANDIDATES`` are then solved for, so the result is the
-    true R_e of some edge, never more than the largest. How much less is not bounded: on the four graphs of 2,000
-    workers it was tried on (random-regular of 3 and 4, Erdős–Rényi, base; one seed each), on which both numbers were
-    chosen as well, it fell short by 0 to 1.7 %.
+    A bridge has R_e = 1/w_e, the most that an edge of weight w_e can have. For the other edges, R_e is the squared
+    distance between columns i and j of √w B L⁺ (B: the incidence matrix). ``NUM_SKETCH_COLUMNS`` random signs estimate
+    such distances to about 9 % (Johnson, Lindenstrauss), which is enough to select candidates. The R_e of the best
+    ``NUM_CANDIDATES`` are then computed exactly, so the result is the R_e of some edge and never too large. How much
+    too small it can be is not bounded: it was 0 to 1.7 % on four graphs of 2,000 workers (random-regular of degree 3
+    and 4, Erdős–Rényi, base; one seed each), on which both numbers were also chosen.
     """
     bridges = _bridges(laplacian)
     best = float((1.0 / laplacian.weights[bridges]).max(initial=0.0))
     others = np.flatnonzero(~bridges & (1.0 / laplacian.weights > best * (1 + 1e-12)))
     if len(others) == 0:
         return best
-    chosen = others[np.argsort(-_sketched(laplacian, others), kind="stable")[:NUM_CANDIDATES]]
-    return max(best, float(_exact(laplacian, chosen).max()))
+    candidates = others[np.argsort(-_sketched(laplacian, others), kind="stable")[:NUM_CANDIDATES]]
+    return max(best, float(_exact(laplacian, candidates).max()))
 
 
 def _bridges(laplacian: Laplacian) -> np.ndarray:
+    """Return for each edge whether it is a bridge; all False where the graph is too dense to search."""
     graph = laplacian.graph
     if graph.num_edges == graph.workers - 1:
         return np.ones(graph.num_edges, dtype=bool)
-    found = np.zeros(graph.num_edges, dtype=bool)
+    is_bridge = np.zeros(graph.num_edges, dtype=bool)
     if graph.num_edges <= MAX_EDGES_PER_WORKER_FOR_BRIDGES * graph.workers:
         pairs = {(min(pair), max(pair)) for pair in nx.bridges(nx.Graph(graph.edges.tolist()))}
-        found[:] = [tuple(edge) in pairs for edge in graph.edges.tolist()]
-    return found
+        is_bridge[:] = [tuple(edge) in pairs for edge in graph.edges.tolist()]
+    return is_bridge
 
 
 def _sketched(laplacian: Laplacian, edges: np.ndarray) -> np.ndarray:

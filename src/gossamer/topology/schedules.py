@@ -1,8 +1,8 @@
-"""MixingRound schedules: who averages with whom in which round.
+"""Schedules: which workers average with each other in which round.
 
-In a round every worker is in exactly one group and mixes within it: x_i += strength · (mean of the group − x_i).
-A schedule lists, for each round of its period, the groups of two and more; whoever is in none of them keeps what
-it has in that round.
+In a round every worker is in exactly one group: x_i += strength · (mean of the group − x_i). A schedule lists the
+groups of two and more workers for each round of its period; a worker in none of them keeps its parameters in that
+round.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The workers that mix in one round, sorted, and how far each moves to their mean (1: all the way)."""
+    """Workers that average in one round, sorted, and how far each moves towards their mean (1: all the way)."""
 
     members: tuple[int, ...]
     strength: float = 1.0
@@ -28,15 +28,15 @@ Rounds = tuple[tuple[Group, ...], ...]
 
 
 def everyone(workers: int) -> Rounds:
-    """One round, one group of all."""
+    """Return one round with one group of all workers."""
     return ((Group(tuple(range(workers))),),) if workers > 1 else ()
 
 
 def along_axes(shape: tuple[int, ...]) -> Rounds:
-    """Pairs along the rings of a torus, one axis after the other, the last first.
+    """Return rounds of pairs along the rings of a torus, one axis after the other, the last axis first.
 
-    A ring of even length takes two alternating rounds, of odd length three, of two workers one. A hypercube is the
-    torus of shape (2, 2, …): one round for each dimension, round k pairs i with i xor 2^k, and all agree at the end.
+    A ring of even length needs two rounds, of odd length three, of two workers one. A hypercube is the torus of shape
+    (2, 2, …): round k pairs i with i xor 2^k, and all workers agree after one round per dimension.
     """
     ranks = np.arange(prod(shape)).reshape(shape)
     rounds = []
@@ -54,10 +54,10 @@ def along_axes(shape: tuple[int, ...]) -> Rounds:
 
 
 def colour_classes(workers: int, edges: np.ndarray) -> Rounds:
-    """Rounds of disjoint pairs that together use every edge once: a proper edge colouring.
+    """Return rounds of disjoint pairs that together use every edge once: a proper edge colouring.
 
-    Greedy: each edge, in order, takes the first colour that is free at both of its ends. It needs at most 2Δ − 1
-    rounds for a largest degree Δ, and gives the same rounds on every machine.
+    Greedy: each edge, in order, takes the first colour that is free at both ends. It needs at most 2Δ − 1 rounds, Δ the
+    largest degree, and is deterministic.
     """
     taken = [0] * workers  # bit c of taken[i]: worker i has an edge of colour c
     classes: list[list[Group]] = []
@@ -74,12 +74,12 @@ def colour_classes(workers: int, edges: np.ndarray) -> Rounds:
 
 
 def alternating_exponential_ring(nodes: int, per_node: int) -> Rounds:
-    """The schedule of Wang et al. (ICLR 2025) for 2^m nodes with ``per_node`` workers each.
+    """Return the schedule of Wang et al. (ICLR 2025) for 2^m nodes with ``per_node`` workers each.
 
-    Rank r is on node r // per_node. For each node distance 2^k two rounds: every other pair of nodes (u, u xor 2^k)
-    averages over both nodes while the rest average inside each node; then the halves swap. After both rounds each of
-    these pairs has averaged exactly, and after all distances everyone has. At any time only half of the nodes use the
-    slow links.
+    Rank r is on node r // per_node. Each node distance 2^k has two rounds. In the first, every other pair of nodes u
+    and u xor 2^k averages over both nodes, and the other nodes average inside; in the second, the roles swap. After
+    both rounds every pair has averaged exactly, and after all distances all workers have. Only half of the nodes use
+    the slow links at a time.
     """
     inside = [tuple(range(node * per_node, (node + 1) * per_node)) for node in range(nodes)]
     if nodes == 1:
@@ -99,22 +99,23 @@ def alternating_exponential_ring(nodes: int, per_node: int) -> Rounds:
 
 
 def base(workers: int, k: int) -> Rounds:
-    """A Base-(k+1) schedule: exact consensus in finitely many rounds for every number of workers.
+    """Return a Base-(k+1) schedule: exact consensus in finitely many rounds for every number of workers.
 
     After Takezawa et al. (NeurIPS 2023). With V the workers and n = |V|:
 
-    - n a product of factors ≤ k+1: the hyper-hypercube, one round of plain means for each factor.
-    - otherwise let A be the first a·(k+1)^p workers, a the leading digit of n in base k+1, and B the rest, |B| < |A|.
-      A reaches its mean m_A. One round pairs each worker of B with another one of A at weight w = |A|/n (strength 2w):
-      x_b becomes (1−w)·x_b + w·m_A, so that B's mean is now the mean of all, and as pairs keep their sum, so is A's.
-      A's rounds once more, and A agrees on it. B does the rounds of its own schedule meanwhile: before or after the
-      pairing is all the same to it, because the pairing takes all of B alike.
-    - or, with n = p·q and p the largest such factor that is a product of numbers ≤ k+1: the schedule for q in each of
-      p blocks, then the hyper-hypercube across the blocks. Whichever takes fewer rounds is taken.
+    - If n is a product of factors ≤ k+1: the hyper-hypercube, one round of plain means for each factor.
+    - Otherwise split V. A is the first a·(k+1)^p workers, a the leading digit of n in base k+1; B is the rest, |B| <
+      |A|. A's rounds bring it to its mean m_A. One round then pairs each worker of B with its own worker of A, at
+      weight w = |A|/n (strength 2w): x_b becomes (1−w)·x_b + w·m_A, so B's mean is now the mean of all. Pairs keep
+      their sum, so A's mean is the mean of all too, and A's rounds, repeated, bring A to it. B's own rounds run at the
+      same time as A's, before or after the pairing: the order does not matter, because the pairing treats all of B
+      alike.
+    - Or split n = p·q, p the largest factor that is a product of numbers ≤ k+1: the schedule for q in each of p blocks,
+      then the hyper-hypercube across the blocks. The shorter of the two splits is used.
 
-    This is our variant: all mixing is by groups of at most k+1 workers with one strength each, the only kind of mixing
-    the methods here know. For k = 1 it takes as many rounds as the paper's. For k ≥ 2 the paper joins each worker of B
-    to a workers of A at once, and A need not repeat the round for its factor a; that takes a weight for every edge.
+    This is our variant. It mixes only by groups of at most k+1 workers with one strength each, the one kind of mixing
+    that the methods support. For k = 1 it has as many rounds as the paper's. For k ≥ 2 the paper joins each worker of B
+    to several workers of A at once, with a weight per edge, and saves A's repeated round for the factor a.
     """
     return tuple(tuple(sorted(groups, key=_members)) for groups in _base_rounds(range(workers), k))
 
@@ -130,11 +131,11 @@ def _base_rounds(ranks: Sequence[int], k: int) -> list[list[Group]]:
         return split
     size = n // smooth
     blocks = [ranks[start : start + size] for start in range(0, n, size)]
-    blocked = _side_by_side([_base_rounds(block, k) for block in blocks])
+    blocked = _concurrent([_base_rounds(block, k) for block in blocks])
     columns = [[block[position] for block in blocks] for position in range(size)]
     across = fewest_factors(smooth, k + 1)
     assert across is not None
-    blocked += _side_by_side([_hyper_hypercube(column, across) for column in columns])
+    blocked += _concurrent([_hyper_hypercube(column, across) for column in columns])
     return min(blocked, split, key=len)
 
 
@@ -144,21 +145,21 @@ def _split_rounds(ranks: Sequence[int], k: int) -> list[list[Group]]:
     while power * (k + 1) <= n:
         power *= k + 1
     size = n // power * power
-    ours, theirs = ranks[:size], ranks[size:]
-    schedule_a, schedule_b = _base_rounds(ours, k), _base_rounds(theirs, k)
+    part_a, part_b = ranks[:size], ranks[size:]
+    schedule_a, schedule_b = _base_rounds(part_a, k), _base_rounds(part_b, k)
     strength = 2 * size / n
-    pairing = [Group((a, b), strength) for a, b in zip(ours, theirs, strict=False)]
-    before = _side_by_side([schedule_a, schedule_b[: len(schedule_a)]])
-    after = _side_by_side([schedule_a, schedule_b[len(schedule_a) :]])
+    pairing = [Group((a, b), strength) for a, b in zip(part_a, part_b, strict=False)]
+    before = _concurrent([schedule_a, schedule_b[: len(schedule_a)]])
+    after = _concurrent([schedule_a, schedule_b[len(schedule_a) :]])
     return [*before, pairing, *after]
 
 
-def _side_by_side(schedules: list[list[list[Group]]]) -> list[list[Group]]:
+def _concurrent(schedules: list[list[list[Group]]]) -> list[list[Group]]:
     return [list(itertools.chain(*rounds)) for rounds in itertools.zip_longest(*schedules, fillvalue=[])]
 
 
 def _hyper_hypercube(ranks: Sequence[int], factors: Sequence[int]) -> list[list[Group]]:
-    """One round for each factor: written in the mixed radix of the factors, a group shares all digits but one."""
+    """Return one round per factor: in the mixed radix of the factors, the members of a group differ in one digit."""
     grid = np.asarray(ranks).reshape(tuple(reversed(factors)))
     rounds = []
     for axis in reversed(range(grid.ndim)):
@@ -169,7 +170,7 @@ def _hyper_hypercube(ranks: Sequence[int], factors: Sequence[int]) -> list[list[
 
 @lru_cache(maxsize=4096)
 def fewest_factors(n: int, largest: int) -> tuple[int, ...] | None:
-    """n as a product of as few factors ≤ ``largest`` as possible, () for 1; None where a prime factor is larger."""
+    """Return n as a product of as few factors ≤ ``largest`` as possible; None if a prime factor is larger."""
     if n == 1:
         return ()
     best: tuple[int, ...] | None = None
@@ -182,6 +183,7 @@ def fewest_factors(n: int, largest: int) -> tuple[int, ...] | None:
 
 
 def _smooth_part(n: int, largest: int) -> int:
+    """Return the largest factor of n that is a product of numbers ≤ ``largest``."""
     part = 1
     for factor in range(2, largest + 1):
         while n % factor == 0:
@@ -195,7 +197,7 @@ def _members(group: Group) -> tuple[int, ...]:
 
 
 def edges_of(rounds: Rounds) -> np.ndarray:
-    """Every pair of workers that is ever in a group together, as an array [E, 2]."""
+    """Return every pair of workers that some group contains, as an array [E, 2]."""
     groups = {group.members for groups in rounds for group in groups}
     pairs = [pair for members in groups for pair in itertools.combinations(members, 2)]
     return np.array(pairs, dtype=np.int64).reshape(-1, 2)

@@ -1,23 +1,25 @@
-"""Who is joined to whom, stored in the form that fits the graph: a list of edges, or a rule of offsets."""
+"""The two forms in which a graph is stored: its list of edges, or the offsets of a Cayley graph."""
 
 from __future__ import annotations
 
 import math
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-import networkx as nx
 import numpy as np
-from scipy import sparse
-from scipy.sparse import csgraph
 
 from gossamer.errors import InputError
+
+if TYPE_CHECKING:
+    import networkx as nx
+    from scipy import sparse
 
 NUM_PARTS_SHOWN = 3
 NUM_MEMBERS_SHOWN = 8
 
 
 class EdgeGraph:
-    """A graph given by its edges: an int64 array [E, 2] with i < j, sorted, each edge once."""
+    """A graph stored as its edges: an int64 array [E, 2] with i < j, sorted, without duplicates."""
 
     def __init__(self, workers: int, edges: np.ndarray) -> None:
         self.workers = workers
@@ -28,19 +30,23 @@ class EdgeGraph:
         return len(self.edges)
 
     @cached_property
-    def adjacency(self) -> sparse.csr_matrix:
-        return self.matrix(np.ones(self.num_edges))
-
-    @cached_property
     def degrees(self) -> np.ndarray:
         return np.bincount(self.edges.ravel(), minlength=self.workers).astype(np.int64)
 
+    @cached_property
+    def _neighbour_lists(self) -> tuple[np.ndarray, np.ndarray]:
+        """Where each worker's list starts (and the end of the last), and all lists one after the other."""
+        workers, neighbours = np.concatenate([self.edges, self.edges[:, ::-1]]).T
+        return np.concatenate([[0], np.cumsum(self.degrees)]), neighbours[np.lexsort((neighbours, workers))]
+
     def neighbours(self, rank: int) -> tuple[int, ...]:
-        start, stop = self.adjacency.indptr[rank : rank + 2]
-        return tuple(self.adjacency.indices[start:stop].tolist())
+        starts, neighbours = self._neighbour_lists
+        return tuple(neighbours[starts[rank] : starts[rank + 1]].tolist())
 
     def matrix(self, weights: np.ndarray) -> sparse.csr_matrix:
-        """The symmetric matrix that has ``weights[e]`` at both ends of edge e, with sorted columns."""
+        """Return the symmetric matrix with ``weights[e]`` at (i, j) and (j, i) for each edge e, columns sorted."""
+        from scipy import sparse
+
         i, j = self.edges.T
         rows, columns = np.concatenate([i, j]), np.concatenate([j, i])
         shape = (self.workers, self.workers)
@@ -49,8 +55,11 @@ class EdgeGraph:
         return matrix
 
     def require_connected(self) -> None:
-        """Raise an InputError that names the parts if some workers cannot reach each other."""
-        num_parts, labels = csgraph.connected_components(self.adjacency, directed=False)
+        """Raise an InputError that lists the components if there are several."""
+        from scipy.sparse import csgraph
+
+        adjacency = self.matrix(np.ones(self.num_edges))
+        num_parts, labels = csgraph.connected_components(adjacency, directed=False)
         if num_parts == 1:
             return
         parts = [np.flatnonzero(labels == part).tolist() for part in range(min(num_parts, NUM_PARTS_SHOWN))]
@@ -65,9 +74,9 @@ class EdgeGraph:
 class CayleyGraph:
     """A graph that looks the same from every worker.
 
-    Rank r is a point of Z_a × Z_b × …, joined to r + s for each offset s. ``shape`` is (a, b, …), ranks are points in C
-    order, ``offsets`` is an int array [any number, dimensions]; −s is added for every s, and 0 left out. Nothing of
-    size E is stored, so a complete graph of 10,000 workers costs nothing.
+    Rank r is a point of Z_a × Z_b × …, and r + s is its neighbour for each offset s. ``shape`` is (a, b, …); ranks
+    number the points in C order. ``offsets`` is an int array [any number, dimensions]; the constructor adds −s for
+    every s and drops 0. Edges are not stored, so a complete graph of 10,000 workers takes no memory.
     """
 
     def __init__(self, shape: tuple[int, ...], offsets: np.ndarray) -> None:
@@ -106,20 +115,20 @@ Structure = EdgeGraph | CayleyGraph
 
 
 def sorted_edges(edges: np.ndarray) -> np.ndarray:
-    """Edges in the one order used everywhere: i < j, sorted, duplicates and reversed ones collapsed."""
+    """Return edges in their canonical order: i < j, sorted, each once."""
     pairs = np.sort(np.asarray(edges, dtype=np.int64).reshape(-1, 2), axis=1)
     return np.unique(pairs, axis=0)
 
 
 def from_networkx(graph: nx.Graph) -> EdgeGraph:
-    """The structure of a networkx graph whose nodes are 0..n-1; directions and parallel edges collapse."""
+    """Convert a networkx graph with nodes 0..n-1, ignoring directions and parallel edges."""
     workers = graph.number_of_nodes()
     if workers == 0:
         raise InputError("the graph has no nodes: expected nodes 0..n-1, one for each worker; add some")
-    strange = [node for node in graph.nodes if not _is_rank(node, workers)]
-    if strange:
+    invalid = [node for node in graph.nodes if not _is_rank(node, workers)]
+    if invalid:
         raise InputError(
-            f"the graph has a node {strange[0]!r}: expected the {workers} nodes to be 0..{workers - 1}; "
+            f"the graph has a node {invalid[0]!r}: expected the {workers} nodes to be 0..{workers - 1}; "
             "renumber them with networkx.convert_node_labels_to_integers(graph)"
         )
     loops = sorted(i for i, j in graph.edges() if i == j)

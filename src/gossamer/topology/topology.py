@@ -1,12 +1,12 @@
-"""The Topology: who may talk to whom, who averages with whom in which round, and how well that mixes."""
+"""Topology: the graph of workers, its schedule of rounds, and how well both mix."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
 from functools import cached_property
+from typing import TYPE_CHECKING
 
-import networkx as nx
 import numpy as np
 
 from gossamer.errors import InputError
@@ -15,13 +15,17 @@ from gossamer.topology.schedules import Group, Rounds
 from gossamer.topology.spectra import Constants
 from gossamer.topology.structures import EdgeGraph, Structure
 
-MAX_CACHED_DEGREE = 256  # neighbours of a complete graph would fill the memory if all were kept
+if TYPE_CHECKING:
+    import networkx as nx
+
+MAX_CACHED_DEGREE = 256
+"""Longer lists of neighbours are not cached: those of a complete graph would fill the memory."""
 
 
 class Topology:
-    """A connected graph of workers 0..n-1 with a schedule of averaging rounds; made by ``build``.
+    """A connected graph of workers 0..n-1 with a schedule of averaging rounds; ``build`` makes one.
 
-    All that takes time or memory is made when it is first asked for, and then kept.
+    What takes time or memory is computed at its first use and cached.
     """
 
     def __init__(
@@ -34,8 +38,10 @@ class Topology:
         note: str = "",
         layout: str = "spring",
     ) -> None:
-        """Without a structure, the graph is made of all pairs that the schedule brings together; without a
-        schedule, the rounds are the colour classes of the graph's edges. ``layout`` is for ``draw``.
+        """Take a structure, a schedule, or both.
+
+        Without a structure, the edges are all pairs that the schedule brings together. Without a schedule, the rounds
+        are the classes of an edge colouring. ``layout`` is how ``draw`` places the workers.
         """
         self.name = name
         self.note = note
@@ -44,7 +50,7 @@ class Topology:
         self._schedule = schedule
         if structure is not None:
             workers = structure.workers
-        assert workers is not None, "a topology without a structure has to say how many workers it has"
+        assert workers is not None, "a topology without a structure needs a number of workers"
         self.workers: int = workers
         self._neighbours: dict[int, tuple[int, ...]] = {}
         self._contraction: float | None = None
@@ -54,7 +60,7 @@ class Topology:
 
     @cached_property
     def structure(self) -> Structure:
-        """The graph in the form it is stored in."""
+        """The graph as it is stored."""
         if self._given_structure is not None:
             return self._given_structure
         return EdgeGraph(self.workers, schedules.edges_of(self.rounds))
@@ -74,21 +80,23 @@ class Topology:
         return self.structure.degrees
 
     def neighbours(self, rank: int) -> tuple[int, ...]:
-        """The workers that ``rank`` is joined to, sorted."""
-        known = self._neighbours.get(rank)
-        if known is not None:
-            return known
-        found = self.structure.neighbours(self._checked(rank))
-        if len(found) <= MAX_CACHED_DEGREE:
-            self._neighbours[rank] = found
-        return found
+        """Return the neighbours of ``rank``, sorted."""
+        cached = self._neighbours.get(rank)
+        if cached is not None:
+            return cached
+        neighbours = self.structure.neighbours(self._checked(rank))
+        if len(neighbours) <= MAX_CACHED_DEGREE:
+            self._neighbours[rank] = neighbours
+        return neighbours
 
     def rates(self, rate: float = 1.0) -> np.ndarray:
-        """How often each edge fires per unit of time, λ_ij = (r/2)(1/d_i + 1/d_j), in the order of ``edges``."""
+        """Return each edge's exchanges per unit of time, λ_ij = (r/2)(1/d_i + 1/d_j), in the order of ``edges``."""
         return spectra.edge_rates(self.structure, _checked_rate(rate))
 
     def graph(self) -> nx.Graph:
-        """The graph as a networkx graph with nodes 0..n-1."""
+        """Return the graph as a networkx graph with nodes 0..n-1."""
+        import networkx as nx
+
         graph = nx.Graph(name=self.name)
         graph.add_nodes_from(range(self.workers))
         graph.add_edges_from(self.edges.tolist())
@@ -96,17 +104,17 @@ class Topology:
 
     @cached_property
     def rounds(self) -> Rounds:
-        """For each round of the period, its groups of two and more; all others keep to themselves."""
-        made = self._schedule() if self._schedule is not None else schedules.colour_classes(self.workers, self.edges)
-        return made or ((),)
+        """The groups of two and more workers in each round of the period; other workers do not average."""
+        rounds = self._schedule() if self._schedule is not None else schedules.colour_classes(self.workers, self.edges)
+        return rounds or ((),)
 
     @property
     def period(self) -> int:
-        """The number of rounds after which the schedule begins anew."""
+        """The number of rounds after which the schedule repeats."""
         return len(self.rounds)
 
     def group(self, round: int, rank: int) -> Group:
-        """The workers that ``rank`` averages with in a round, itself included; rounds go on without end."""
+        """Return the group of ``rank`` in a round, itself included; the schedule repeats without end."""
         group = self._table[round % len(self._table)].get(rank)
         return group if group is not None else Group((self._checked(rank),))
 
@@ -115,7 +123,7 @@ class Topology:
         return [{rank: group for group in groups for rank in group.members} for groups in self.rounds]
 
     def constants(self, rate: float = 1.0) -> Constants:
-        """χ1, χ2, η, α̃ and the spectral gap at an exchange rate; see ``spectra``."""
+        """Return χ1, χ2, η, α̃ and the spectral gap at an exchange rate; ``spectra`` defines them."""
         return self._constants.at_rate(_checked_rate(rate))
 
     @cached_property
@@ -123,22 +131,23 @@ class Topology:
         return spectra.constants(self.structure)
 
     def contraction(self) -> float:
-        """The share of a disagreement that one period of rounds can leave, 0 to round-off where all agree exactly."""
+        """Return the largest share of a difference that one period of rounds can leave; about 0 for exact consensus."""
         if self._contraction is None:
             self._contraction = mixing.contraction(self.workers, self._mixing_rounds)
         return self._contraction
 
     def rounds_to_consensus(self) -> int | None:
-        """After how many rounds, from the first, all workers agree to round-off; None if never."""
+        """Return the number of rounds after which all workers agree to round-off; None if they never do."""
         return mixing.rounds_to_consensus(self.workers, self._mixing_rounds)
 
+    @cached_property
     def mixing_rounds(self) -> list[mixing.MixingRound]:
-        """The rounds of a period, ready to be applied to many values at once."""
+        """The rounds of a period as operators on many values at once."""
         return [mixing.MixingRound(groups) for groups in self._mixing_rounds]
 
     @cached_property
     def rate_spectrum(self) -> np.ndarray:
-        """The eigenvalues of the exchange rates' Laplacian Λ at rate 1, but for the 0 of the mean, ascending."""
+        """The eigenvalues of the exchange rates' Laplacian Λ at rate 1 without the 0 of the mean, ascending."""
         return spectra.rate_spectrum(self.structure)
 
     @property
@@ -155,5 +164,5 @@ class Topology:
 
 def _checked_rate(rate: float) -> float:
     if not (rate > 0 and math.isfinite(rate)):
-        raise InputError(f"an exchange rate of {rate} makes no sense: expected a number above 0, e.g. 1.0; give one")
+        raise InputError(f"an exchange rate cannot be {rate}: expected a number above 0, e.g. 1.0; give one")
     return rate
