@@ -19,13 +19,13 @@ LARGE = 8_000_000
 
 def communicate(rank: int, environment: dict[str, str], order: dict[str, Any], out: Any) -> None:
     store = dist.TCPStore("127.0.0.1", int(environment["MASTER_PORT"]), None, rank == 0, wait_for_workers=False)
-    group = gloo.make_group(store, "two", rank, 2, timeout_s=5.0)
+    group = gloo.connect(store, "two", rank, 2, timeout_s=5.0)
     if order.get("dies") and rank == 1:
         threading.Timer(order["dies"], lambda: os.kill(os.getpid(), signal.SIGKILL)).start()
     began = time.monotonic()
     failed = False
     try:
-        result = {"trade": trade, "broadcast": broadcast, "late": late}[order["does"]](group)
+        result = {"exchange": exchange, "broadcast": broadcast, "late": late}[order["does"]](group)
     except RuntimeError:
         result, failed = [], True
     out.send({"at": "finished", "result": result, "failed": failed, "seconds": time.monotonic() - began})
@@ -35,20 +35,20 @@ def communicate(rank: int, environment: dict[str, str], order: dict[str, Any], o
         store.get(f"over/{1 - rank}")
 
 
-def trade(group: Any) -> list[float]:
+def exchange(group: Any) -> list[float]:
     sent, received = torch.full((LARGE,), float(group.rank())), torch.empty(LARGE)
-    gloo.PairExchange(group, sent, received).wait(within_s=50.0)
+    gloo.PairExchange(group, sent, received).wait(timeout_s=50.0)
     return received.unique().tolist()
 
 
 def broadcast(group: Any) -> list[float]:
-    """From 1 to 0, which is severed from it after a while."""
-    severed = threading.Event()
-    threading.Timer(0.5, lambda: (severed.set(), gloo.sever(group))).start()
+    """From 1 to 0, which disconnects after a while."""
+    disconnected = threading.Event()
+    threading.Timer(0.5, lambda: (disconnected.set(), gloo.disconnect(group))).start()
     options = dist.BroadcastOptions()
     options.rootRank, options.rootTensor = 1, 0
     tensor = torch.ones(LARGE)
-    gloo.wait(group, group.broadcast([tensor], options), 50.0, severed.is_set)
+    gloo.wait(group, group.broadcast([tensor], options), 50.0, disconnected.is_set)
     return tensor.unique().tolist()
 
 

@@ -23,7 +23,7 @@ def main() -> None:
         adam = method == "divisible"
         optimizer = (torch.optim.Adam if adam else torch.optim.SGD)(model.parameters(), lr=0.003 if adam else 0.05)
         with gossamer.join(model, optimizer, method=method, topology="ring") as swarm:
-            generator = torch.Generator().manual_seed(swarm.rank_info.rank)
+            generator = torch.Generator().manual_seed(swarm._runtime.rank)
             for _ in range(STEPS):
                 labels = torch.randint(0, 4, (16,), generator=generator)
                 inputs = centres[labels] + torch.randn(16, 16, generator=generator)
@@ -37,7 +37,7 @@ def main() -> None:
         report = {
             "method": method,
             "host": int(os.environ["GROUP_RANK"]),
-            "rank": swarm.rank_info.rank,
+            "rank": swarm._runtime.rank,
             "exchanges": metrics.exchanges,
             "lost": metrics.lost,
             "events": swarm.events,

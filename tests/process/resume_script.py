@@ -37,13 +37,13 @@ def weights(model: nn.Module) -> list[float]:
 
 def fail_once(swarm: Swarm) -> None:
     """Let the first connection for the end of the run not come about."""
-    build = swarm.groups.finish._channel
+    build = swarm._runtime.groups.finish._group
 
     def fails(*arguments: Any) -> Any:
-        swarm.groups.finish._channel = build  # type: ignore[method-assign]
+        swarm._runtime.groups.finish._group = build  # type: ignore[method-assign]
         raise RuntimeError("the connection was lost")
 
-    swarm.groups.finish._channel = fails  # type: ignore[method-assign]
+    swarm._runtime.groups.finish._group = fails  # type: ignore[method-assign]
 
 
 def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Connection) -> None:

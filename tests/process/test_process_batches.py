@@ -8,7 +8,7 @@ import torch
 
 import gossamer
 from gossamer.errors import InputError
-from gossamer.process.runtime.swarm import TICKETS
+from gossamer.process.runtime.shared_batches import MAX_RESERVED
 
 
 @pytest.fixture
@@ -27,23 +27,23 @@ def test_nothing_is_handed_out_twice_or_lost(swarm):
     mine, others = [], []
     for _ in range(40):
         mine.append(next(tickets))
-        others.append(swarm.store.add("batches", 1))  # another worker, as fast as we are
+        others.append(swarm._runtime.store.add("batches", 1))  # another worker, as fast as we are
     assert mine == sorted(mine)
     assert not set(mine) & set(others)
     # Up to the last of ours only what we have asked for ahead is missing.
     missing = set(range(1, max(mine + others) + 1)) - set(mine) - set(others)
-    assert len(missing) <= 2 * TICKETS
+    assert len(missing) <= 2 * MAX_RESERVED
     tickets.close()
 
 
 def test_the_next_is_asked_for_while_the_last_is_worked_on(swarm, monkeypatch):
-    ask, asked = swarm.store.add, threading.Semaphore(0)
+    ask, asked = swarm._runtime.store.add, threading.Semaphore(0)
 
     def heard(key, amount):
         asked.release()
         return ask(key, amount)
 
-    monkeypatch.setattr(swarm.store, "add", heard)
+    monkeypatch.setattr(swarm._runtime.store, "add", heard)
     batches = swarm.batches(range(5), total_steps=5)
     assert next(batches) == 0
     for _ in range(2):
@@ -52,19 +52,19 @@ def test_the_next_is_asked_for_while_the_last_is_worked_on(swarm, monkeypatch):
 
 
 def test_answers_that_come_late_are_asked_for_together(swarm, monkeypatch):
-    ask, amounts = swarm.store.add, []
+    ask, amounts = swarm._runtime.store.add, []
 
     def slowly(key, amount):
         amounts.append(amount)
         time.sleep(0.02)
         return ask(key, amount)
 
-    monkeypatch.setattr(swarm.store, "add", slowly)
-    swarm.worker.step_s = 0.005
+    monkeypatch.setattr(swarm._runtime.store, "add", slowly)
+    swarm._runtime.worker.step_s = 0.005
     assert len(list(swarm.batches(range(60), total_steps=60))) == 60
     assert amounts[0] == 1
     # At least twice as many as steps fit into an answer's time.
-    assert 9 <= max(amounts) <= 1 + TICKETS
+    assert 9 <= max(amounts) <= 1 + MAX_RESERVED
     # And ever fewer towards the end: at most one and half of what is left.
     assert all(amount <= 1 + max(0, 60 - sum(amounts[:number])) / 2 for number, amount in enumerate(amounts))
 

@@ -34,7 +34,7 @@ def test_a_killed_worker_on_a_shared_gpu_comes_back() -> None:
 
 def test_an_nccl_group_of_one_averages_beside_the_training_stream() -> None:
     device = torch.device("cuda", 0)
-    group = nccl.make_group(dist.HashStore(), "smoke", 0, 1)
+    group = nccl.connect(dist.HashStore(), "smoke", 0, 1)
     staging = Staging(device, nccl=True)
     vector = torch.arange(1000.0, device=device)
     with staging.sending("foreground", vector) as (travels,):
@@ -42,9 +42,9 @@ def test_an_nccl_group_of_one_averages_beside_the_training_stream() -> None:
         group.allreduce([travels], dist.AllreduceOptions()).wait()
     assert torch.equal(staging.to_device(travels).cpu(), torch.arange(1000.0))
     # A second thread's messages go through host memory.
-    with staging.sending("courier", vector) as (travels,):
+    with staging.sending("async", vector) as (travels,):
         assert travels.device.type == "cpu"
-    nccl.sever(group)
+    nccl.disconnect(group)
 
 
 def test_one_worker_trains_with_nccl() -> None:

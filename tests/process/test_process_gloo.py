@@ -8,13 +8,13 @@ from real_workers import RealWorkers
 
 
 def test_two_trade_vectors() -> None:
-    with RealWorkers(2, script=communicate, does="trade") as workers:
+    with RealWorkers(2, script=communicate, does="exchange") as workers:
         assert [end["result"] for end in workers.finished()] == [[1.0], [0.0]]
 
 
 @pytest.mark.parametrize("after_ms", range(1, 9))
 def test_who_trades_with_somebody_who_dies_half_way_notices_at_once(after_ms: int) -> None:
-    with RealWorkers(2, script=communicate, does="trade", dies=after_ms / 1000) as workers:
+    with RealWorkers(2, script=communicate, does="exchange", dies=after_ms / 1000) as workers:
         workers[1].died()
         [end] = workers.finished([0])
     # It may have been through before.

@@ -1,7 +1,7 @@
-"""Who exchanges with whom, whatever the order in which threads run and messages are heard.
+"""Pairing under any order of threads and messages.
 
-All threads of all workers take turns here, at the places where real ones may overtake each other, and chance says whose
-turn it is. Messages of one worker to another are heard in the order they were sent in, as over a connection.
+The threads of all workers take turns here, at the points where real threads may overtake each other, in a random order.
+Messages of one worker to another arrive in the order in which they were sent, as over a connection.
 """
 
 from __future__ import annotations
@@ -88,35 +88,35 @@ class End:
 
     def __init__(self, peer: int, turns: Turns) -> None:
         self.peer, self.turns = peer, turns
-        self.num_swaps = 0
+        self.num_exchanges = 0
         self.heard: deque[tuple[int, ...]] = deque()
         self.began = 0
         self.other: End
 
-    def tell(self, *words: int, within_s: float) -> None:
+    def send(self, *words: int, timeout_s: float) -> None:
         # What was decided may be said later.
         self.turns.pass_on()
         self.other.heard.append(words + (0,) * (4 - len(words)))
         self.turns.pass_on()
 
-    def swap(self) -> None:
+    def exchange(self) -> None:
         self.began += 1
         while self.other.began < self.began:
             self.turns.pass_on()
-        self.num_swaps += 1
+        self.num_exchanges += 1
 
 
 class Worker:
-    def __init__(self, rank: int, ends: dict[int, End], turns: Turns, stopped: Callable[[], bool]) -> None:
-        self.ends, self.turns, self.stopped = ends, turns, stopped
+    def __init__(self, rank: int, ends: dict[int, End], turns: Turns, lifecycle: Any) -> None:
+        self.ends, self.turns = ends, turns
         self.exchanges = 0
-        peers: Any = SimpleNamespace(open=lambda: list(ends), edge=ends.get)
-        self.pairing = Pairing(peers, np.random.default_rng(turns.chance.randrange(2**32) + rank), stopped)
+        peers: Any = SimpleNamespace(connected=lambda: list(ends), edge=ends.get)
+        self.pairing = Pairing(peers, np.random.default_rng(turns.chance.randrange(2**32) + rank), lifecycle)
         self.pairing._changed = _Changed(turns)  # type: ignore[assignment]
 
     def gossip(self) -> None:
         while (agreement := self.pairing.agree(lambda: self.turns.chance.choice([0.0, 1.0]))) is not None:
-            agreement.edge.swap()  # type: ignore[call-arg]
+            agreement.edge.exchange()  # type: ignore[call-arg]
             self.exchanges += 1
             self.turns.happened = True
 
@@ -124,7 +124,7 @@ class Worker:
         while True:
             self.turns.pass_on()
             if end.heard:
-                self.pairing.hear(end, end.heard.popleft())
+                self.pairing.on_message(end, end.heard.popleft())
 
 
 class _Changed:
@@ -152,10 +152,12 @@ def test_who_begins_an_exchange_is_never_alone_in_it(count: int, seed: int) -> N
             ends[one][other].other = ends[other][one]
         workers: list[Worker] = []
 
-        def stopped() -> bool:
-            return sum(worker.exchanges for worker in workers) >= 2 * EXCHANGES
+        class StopsAfterExchanges:
+            @property
+            def stopped(self) -> bool:
+                return sum(worker.exchanges for worker in workers) >= 2 * EXCHANGES
 
-        workers += [Worker(rank, ends[rank], turns, stopped) for rank in range(count)]
+        workers += [Worker(rank, ends[rank], turns, StopsAfterExchanges()) for rank in range(count)]
         gossiping = [turns.begin(worker.gossip) for worker in workers]
         for worker in workers:
             for end in worker.ends.values():

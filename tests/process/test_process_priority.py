@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from gossamer.process import thread_priority
-from gossamer.process.thread_priority import NICER, PriorityBoost
+from gossamer.process.thread_priority import NICENESS_STEP, PriorityBoost
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="threads have no niceness of their own here")
 
@@ -24,7 +24,7 @@ def background():
     number = []
 
     def run():
-        modest.begin()
+        modest.enter()
         number.append(threading.get_native_id())
         begun.set()
         ended.wait(30)
@@ -38,14 +38,14 @@ def background():
 
 
 def test_it_gives_way_except_while_it_is_waited_for(background):
-    if not thread_priority._can_be_called_back():
+    if not thread_priority._can_raise_priority():
         pytest.skip("needs the right to raise a priority (CAP_SYS_NICE)")
     modest, thread = background
     usual = niceness(os.getpid())
-    assert niceness(thread) == min(19, usual + NICER)
-    with modest.waited_for():
+    assert niceness(thread) == min(19, usual + NICENESS_STEP)
+    with modest.boosted():
         assert niceness(thread) == usual
-    assert niceness(thread) == min(19, usual + NICER)
+    assert niceness(thread) == min(19, usual + NICENESS_STEP)
 
 
 def test_where_it_could_not_be_called_back_it_does_not_give_way(monkeypatch):
@@ -58,20 +58,20 @@ def test_where_it_could_not_be_called_back_it_does_not_give_way(monkeypatch):
         set_priority(which, who, to)
 
     monkeypatch.setattr(os, "setpriority", no_way_back)
-    thread_priority._can_be_called_back.cache_clear()
+    thread_priority._can_raise_priority.cache_clear()
     found = []
 
     def run():
         modest = PriorityBoost()
-        modest.begin()
-        with modest.waited_for():
+        modest.enter()
+        with modest.boosted():
             found.append(niceness(threading.get_native_id()))
         found.append(niceness(threading.get_native_id()))
 
     thread = threading.Thread(target=run)
     thread.start()
     thread.join(30)
-    thread_priority._can_be_called_back.cache_clear()
+    thread_priority._can_raise_priority.cache_clear()
     assert found == [usual, usual]
 
 
@@ -84,14 +84,14 @@ def test_the_training_calls_it_back_only_where_it_has_to_wait():
 
     class Told:
         @contextlib.contextmanager
-        def waited_for(self):
+        def boosted(self):
             asked.append(True)
             over.set()
             yield
 
-    driver._giving_way = Told()
+    driver._background_priority = Told()
     held, over = threading.Event(), threading.Event()
-    driver._lock_for_training()
+    driver._acquire_lock()
     driver.lock.release()
     assert not asked
 
@@ -103,7 +103,7 @@ def test_the_training_calls_it_back_only_where_it_has_to_wait():
     thread = threading.Thread(target=hold)
     thread.start()
     assert held.wait(30)
-    driver._lock_for_training()
+    driver._acquire_lock()
     driver.lock.release()
     thread.join(30)
     assert asked == [True]

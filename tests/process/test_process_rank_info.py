@@ -21,7 +21,7 @@ def test_a_free_port_can_be_listened_on() -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="claims are made on Linux only")
 def test_nobody_else_is_given_the_same_one(monkeypatch: pytest.MonkeyPatch) -> None:
     port = free_port()
-    script = "import gossamer.process.store.rank_info as rank_info, sys; rank_info._claim(int(sys.argv[1]))"
+    script = "import gossamer.process.store.rank_info as rank_info, sys; rank_info._lock_port(int(sys.argv[1]))"
     other = subprocess.run([sys.executable, "-c", script, str(port)], capture_output=True, text=True, timeout=60)
     assert "OSError" in other.stderr
     # The next one is taken when the first that is drawn is not to be had.
@@ -32,6 +32,6 @@ def test_nobody_else_is_given_the_same_one(monkeypatch: pytest.MonkeyPatch) -> N
 
 @pytest.mark.skipif(sys.platform != "linux", reason="claims are made on Linux only")
 def test_claims_do_not_pile_up() -> None:
-    for _ in range(2 * rank_info._MOST_CLAIMS):
+    for _ in range(2 * rank_info._MAX_PORT_LOCKS):
         free_port()
-    assert len(rank_info._claims) == rank_info._MOST_CLAIMS
+    assert len(rank_info._port_locks) == rank_info._MAX_PORT_LOCKS

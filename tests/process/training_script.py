@@ -14,8 +14,8 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
+from gossamer.process.collectives import group_builder
 from gossamer.process.collectives.gloo import PairExchange
-from gossamer.process.collectives.membership import Membership
 from gossamer.process.runtime.join import join
 
 
@@ -85,14 +85,14 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
 
 
 class _Dying:
-    """A worker that kills itself in the middle of trading a vector: after that has begun, before it is through."""
+    """A worker that kills itself in the middle of an exchange or a collective."""
 
     def __init__(self, order: dict[str, Any], rank: int) -> None:
         self.step = 0
         victim, self._at = order.get("dies", (None, 0))
         if victim == rank and "revived" not in os.environ:
             PairExchange.wait = self._death_before(PairExchange.wait)  # type: ignore[method-assign]
-            Membership._wait = self._death_before(Membership._wait)  # type: ignore[method-assign]
+            group_builder.wait = self._death_before(group_builder.wait)
 
     def _death_before(self, wait: Callable[..., None]) -> Callable[..., None]:
         def wait_or_die(*args: Any) -> None:

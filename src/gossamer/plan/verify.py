@@ -13,8 +13,8 @@ from gossamer.plan.recommend import Plan
 from gossamer.process.store.rank_info import RankInfo
 from gossamer.train.job_spec import JobSpec, real_settings
 from gossamer.train.launcher import LocalStore, counting_stop_signals
-from gossamer.train.result import TrainingResult
-from gossamer.train.supervisor import launch, take_part
+from gossamer.train.monitor import TrainingResult
+from gossamer.train.supervisor import train_as_worker, train_locally
 
 RUN_S = 10.0
 """How long one configuration is run, about."""
@@ -75,26 +75,28 @@ def settings_of(candidate: Candidate, settings: Mapping[str, Any], steps: int) -
 
 
 def step_s(result: TrainingResult) -> float:
-    """The time in which workers make one step each on average."""
+    """Return the time in which workers make one step each on average."""
     if result.failed or not result.final.total_steps:
-        raise InputError(f"the run came to nothing: {result.failed or 'no steps were made'}")
-    paces = [1 / report.step_s for report in result.reports if report.step_s > 0]
-    return len(paces) / sum(paces)
+        raise InputError(f"the run failed: {result.failed or 'no steps were made'}")
+    speeds = [1 / status.step_s for status in result.status if status.step_s > 0]
+    return len(speeds) / sum(speeds)
 
 
 def measure(values: dict[str, Any], rank_info: RankInfo | None, name: str) -> float | None:
-    """Train for real: with workers started here, or as the one at ``place``; the time of a step, on rank 0 only."""
+    """Train for real, with workers started here or as the worker of ``rank_info``; return the step time on rank 0."""
     (settings,) = real_settings(values, None if rank_info is None else rank_info.workers)
     job_spec = JobSpec(settings)
     run = job_spec.run()
+
+    def ignore(*_: Any) -> None:
+        pass
+
     if rank_info is None:
-        with counting_stop_signals() as stops:
-            result = launch(
-                job_spec, run, LocalStore(), stops, lambda view, events: None, lambda point, workers: None, False
-            )
-            if stops.count:
+        with counting_stop_signals() as signals:
+            result = train_locally(job_spec, run, LocalStore(), signals, show=ignore, on_point=ignore, restart=False)
+            if signals.count:
                 raise KeyboardInterrupt
         return step_s(result)
     rank_info = replace(rank_info, prefix=f"{rank_info.prefix}{name}/")
-    taken = take_part(job_spec, run, rank_info, lambda view, events: None, lambda point, workers: None)
+    taken = train_as_worker(job_spec, run, rank_info, show=ignore, on_point=ignore)
     return None if taken is None else step_s(taken)

@@ -1,4 +1,4 @@
-"""A thread that does one thing after the other for whoever asks, and that nobody has to wait for."""
+"""An executor of one daemon thread: a call that hangs for ever blocks neither its caller nor the end of the process."""
 
 from __future__ import annotations
 
@@ -12,32 +12,32 @@ T = TypeVar("T")
 
 
 class DaemonExecutor:
-    """An executor of one thread, in which what hangs for ever holds up neither its owner nor the process's end."""
+    """Runs submitted calls one after the other in one daemon thread."""
 
     def __init__(self, name: str) -> None:
         self._calls: queue.SimpleQueue[tuple[Callable[[], Any], Future[Any]] | None] = queue.SimpleQueue()
-        self._thread = threading.Thread(target=self._serve, name=name, daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def submit(self, call: Callable[[], T]) -> Future[T]:
-        """Have ``call`` done, after what was submitted before it."""
-        answer: Future[T] = Future()
-        self._calls.put((call, answer))
-        return answer
+        """Queue ``call`` behind those submitted before it."""
+        future: Future[T] = Future()
+        self._calls.put((call, future))
+        return future
 
-    def close(self, within_s: float = 0.0) -> bool:
-        """Nothing more is submitted; waits so long for what was, and says whether that is over."""
+    def close(self, timeout_s: float = 0.0) -> bool:
+        """Accept no more calls, wait at most ``timeout_s`` for the queued ones; return whether the thread has ended."""
         self._calls.put(None)
-        self._thread.join(within_s)
+        self._thread.join(timeout_s)
         return not self._thread.is_alive()
 
-    def _serve(self) -> None:
+    def _run(self) -> None:
         while (item := self._calls.get()) is not None:
-            call, answer = item
-            if answer.set_running_or_notify_cancel():
+            call, future = item
+            if future.set_running_or_notify_cancel():
                 try:
-                    answer.set_result(call())
+                    future.set_result(call())
                 except BaseException as error:
-                    answer.set_exception(error)
-            # An idle thread holds on to nothing: a store that nobody asks any more is closed.
-            del item, call, answer
+                    future.set_exception(error)
+            # An idle thread holds no references, so that a store that nobody uses any more is closed.
+            del item, call, future

@@ -1,4 +1,4 @@
-"""How long to wait, learned from how long things took."""
+"""Deadlines learned from how long things took."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from statistics import median
 
 
 class Deadline:
-    """A deadline that nobody has to guess: several times the usual, plus several times its spread."""
+    """A deadline of 4 medians plus 10 median absolute deviations of the observed durations."""
 
-    MEMORY = 64
-    ENOUGH = 5
+    WINDOW = 64
+    MIN_OBSERVATIONS = 5
 
-    def __init__(self, first_s: float, least_s: float) -> None:
-        self.first_s, self.least_s = first_s, least_s
-        self._took: deque[float] = deque(maxlen=self.MEMORY)
+    def __init__(self, initial_s: float, min_s: float) -> None:
+        self.initial_s, self.min_s = initial_s, min_s
+        self._durations: deque[float] = deque(maxlen=self.WINDOW)
 
-    def observe(self, took_s: float) -> None:
-        self._took.append(took_s)
+    def observe(self, duration_s: float) -> None:
+        self._durations.append(duration_s)
 
     @property
     def seconds(self) -> float:
-        if len(self._took) < self.ENOUGH:
-            return self.first_s
-        usual = median(self._took)
-        spread = median(abs(took - usual) for took in self._took)
-        return max(self.least_s, 4 * usual + 10 * spread)
+        if len(self._durations) < self.MIN_OBSERVATIONS:
+            return self.initial_s
+        usual = median(self._durations)
+        spread = median(abs(duration - usual) for duration in self._durations)
+        return max(self.min_s, 4 * usual + 10 * spread)

@@ -1,4 +1,4 @@
-"""How one worker fares."""
+"""Counters of one worker, as ``Swarm.metrics`` returns them."""
 
 from __future__ import annotations
 
@@ -7,14 +7,16 @@ from dataclasses import dataclass
 
 @dataclass
 class Metrics:
-    """How this worker fares."""
+    """Counters of one worker since it joined."""
 
     steps: int = 0
     exchanges: int = 0
+    """Pairwise exchanges and collectives that this worker took part in."""
     bytes_sent: int = 0
     idle_s: float = 0.0
+    """Seconds that training waited for other workers."""
     consensus: float = 0.0
-    """Estimate of sqrt(mean_i ‖x_i − x̄‖²) from the newest exchange: of two workers at distance d."""
+    """Estimate of sqrt(mean_i ‖x_i − x̄‖²) from the newest exchange: ‖x_i − x_j‖/√2 of its two workers."""
     peers_alive: int = 0
     lost: int = 0
     """Connections that broke."""

@@ -1,4 +1,4 @@
-"""Who gets a core when there are not enough: the training, before what runs beside it."""
+"""Thread priorities: on too few cores the training runs before the background communication."""
 
 from __future__ import annotations
 
@@ -11,76 +11,77 @@ from functools import lru_cache
 
 import torch
 
-NICER = 10
-"""A thread that is so much nicer gets a tenth of a core that another wants, and one that wakes up takes it from it."""
+NICENESS_STEP = 10
+"""A thread that is nicer by 10 gets a tenth of a contended core, and a thread that wakes up preempts it."""
 
 
 def lower_priority() -> None:
-    """Let the calling thread, and those it starts from now on, give way to the threads that train.
+    """Lower the priority of the calling thread, and of the threads it starts from now on.
 
-    For threads that hold nothing the training may wait for; for others there is ``PriorityBoost``. Does nothing where
-    threads have no priorities of their own.
+    Only for threads that hold nothing the training may wait for; ``PriorityBoost`` is for the others. Does nothing on
+    systems without a priority per thread.
     """
     if sys.platform == "linux":
-        # On Linux every thread has a niceness, of 19 at most, and hands it down.
+        # On Linux every thread has a niceness of its own, 19 at most, and its children inherit it.
         thread = threading.get_native_id()
-        _set_niceness(thread, _niceness(thread) + NICER)
+        _set_niceness(thread, _niceness(thread) + NICENESS_STEP)
 
 
 class PriorityBoost:
-    """Lets a thread give way to the training, except while that waits for it.
+    """A thread of low priority that gets the training's priority while the training waits for it.
 
-    Whoever gives way may not get a core for a second where many others want one. What it holds then, nobody gets: so it
-    is called back. Where it cannot be called back, since that takes rights that not everybody has, or since it has
-    threads of its own that would have to be, it does not give way in the first place.
+    A thread of low priority may not run for a second on a busy machine, and what it holds then (the lock on the
+    parameters) blocks the training. So the waiting thread boosts it: priority inheritance. Raising a priority takes a
+    right that not every user has, and a thread with worker threads of its own could not be boosted as a whole: in both
+    cases the priority is never lowered.
     """
 
     def __init__(self) -> None:
         self._thread: int | None = None
 
-    def begin(self) -> None:
-        """It is the calling thread."""
-        if torch.get_num_threads() == 1 and _can_be_called_back():
+    def enter(self) -> None:
+        """Lower the priority of the calling thread."""
+        if torch.get_num_threads() == 1 and _can_raise_priority():
             lower_priority()
             self._thread = threading.get_native_id()
 
-    def end(self) -> None:
+    def leave(self) -> None:
         """The thread is about to end."""
         self._thread = None
 
     @contextlib.contextmanager
-    def waited_for(self) -> Iterator[None]:
-        """The calling thread waits for it, and lends it its own priority."""
+    def boosted(self) -> Iterator[None]:
+        """Give the thread the caller's priority inside this block."""
         thread = self._thread
         if thread is None:
             yield
             return
-        modest = _niceness(thread)
+        low = _niceness(thread)
         _set_niceness(thread, _niceness(threading.get_native_id()))
         try:
             yield
         finally:
             if self._thread is not None:
-                _set_niceness(thread, modest)
+                _set_niceness(thread, low)
 
 
 @lru_cache(maxsize=1)
-def _can_be_called_back() -> bool:
-    """Tried out with a thread that nobody needs."""
-    came_back = False
+def _can_raise_priority() -> bool:
+    """Return whether this process may raise a priority that it lowered; tried with a short-lived thread."""
+    raised = False
 
-    def try_out() -> None:
-        nonlocal came_back
+    def attempt() -> None:
+        nonlocal raised
         thread = threading.get_native_id()
-        usual = _niceness(thread)
+        before = _niceness(thread)
         lower_priority()
-        came_back = _niceness(thread) > usual and _set_niceness(thread, usual)
+        raised = _niceness(thread) > before and _set_niceness(thread, before)
 
     if sys.platform == "linux":
-        trial = threading.Thread(target=try_out)
+        trial = threading.Thread(target=attempt)
         trial.start()
         trial.join()
-    return came_back
+    return raised
 
 
 def _niceness(thread: int) -> int:
@@ -88,7 +89,7 @@ def _niceness(thread: int) -> int:
 
 
 def _set_niceness(thread: int, niceness: int) -> bool:
-    """Whether that was possible."""
+    """Return whether the system allowed it."""
     try:
         os.setpriority(os.PRIO_PROCESS, thread, niceness)
     except OSError:

@@ -1,9 +1,10 @@
-"""What a worker is told to do: the run, and what is kept of it. Plain data, so that it can be handed to a process."""
+"""A job for real workers as plain data: the settings of a run and what is kept of it. Handed to every worker's process."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,93 +12,96 @@ from typing import Any
 from gossamer.config import Run, resolve
 from gossamer.errors import InputError
 from gossamer.hardware import ComputeTimes, HardwareConfig
+from gossamer.seeds import stream
 from gossamer.topology import names as topologies
+from gossamer.train.pacing import Pace
 
 DEFAULT_WORKERS = 4
-"""Real workers take real cores: fewer than virtual ones."""
+"""Fewer than the default of virtual workers: real ones take real cores."""
 
 SIMULATED = ("clock", "gradient_backend", "link", "node_link", "slow_link", "fail", "join")
-"""Settings that describe a simulation; a real run has the real thing."""
+"""Settings that describe a simulation; they do not apply to real workers."""
 
 _SIMULATED_DEFAULTS = {"clock": "hardware", "gradient_backend": "auto"}
 
 
 @dataclass(frozen=True)
 class JobSpec:
-    """One run for real workers, as each of them gets it."""
+    """One run with real workers, as each of them gets it."""
 
     values: dict[str, Any]
     """The settings of the run by name."""
     folder: str = ""
-    """Where the run is kept; empty: nowhere."""
+    """The run folder; empty: nothing is kept."""
     checkpoint_every: int = 0
-    """Steps per worker between two checkpoints; 0: none but the one that Ctrl-C leaves."""
+    """Steps per worker between two checkpoints; 0: only the one that Ctrl-C leaves."""
     checkpoint: str = ""
-    """The checkpoint to go on from; empty: start anew."""
+    """The checkpoint to resume from; empty: start anew."""
     trace: bool = False
-    """Whether every worker writes down every event."""
+    """Whether every worker writes a trace of all its events."""
 
     def run(self) -> Run:
         (run,) = resolve(self.values)
         return run
 
-    def text(self) -> str:
+    def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))
 
     @classmethod
-    def of_text(cls, text: str) -> JobSpec:
+    def from_json(cls, text: str) -> JobSpec:
         return cls(**json.loads(text))
 
     @property
     def path(self) -> Path | None:
         return Path(self.folder) if self.folder else None
 
-    def compute(self, workers: int) -> ComputeTimes:
-        """How long a step takes at least, and which workers are slow."""
+    def compute_times(self, workers: int) -> ComputeTimes:
+        """Return how long gradients take at least, and which workers are slow."""
         straggler = str(self.values.get("straggler", ""))
-        # Whatever it says, without --compute only the factors of the stragglers are used.
+        # Without --compute only the stragglers' factors are used, whatever time stands here.
         return ComputeTimes(str(self.values.get("compute", "constant:1s")), straggler, workers)
 
-    @property
-    def waits(self) -> bool:
-        """Whether a step takes a time that was given, as on an accelerator, instead of just what it takes here."""
-        return "compute" in self.values
+    def pace(self, run: Run, rank: int, stop: threading.Event) -> Pace:
+        """Return what delays the gradients of worker ``rank``: with --compute to a given time, as on an accelerator."""
+        c = run.config
+        rng = stream(c.seed, "compute", rank)
+        return Pace(self.compute_times(c.workers), "compute" in self.values, rank, rng, stop)
 
 
-def real_settings(values: dict[str, Any], started: int | None) -> list[dict[str, Any]]:
-    """The settings of each of the runs that ``values`` describe for real workers; ``started``: how many there are."""
-    kept = dict(values)
+def real_settings(values: dict[str, Any], num_started: int | None) -> list[dict[str, Any]]:
+    """Return the settings of each run that ``values`` describe; ``num_started``: workers that a launcher started."""
+    settings = dict(values)
     for name in SIMULATED:
         default = _SIMULATED_DEFAULTS.get(name, "") or getattr(HardwareConfig, name, "")
-        if kept.pop(name, default) != default:
+        if settings.pop(name, default) != default:
             flag = "--" + name.replace("_", "-")
             raise InputError(
                 f"{flag} is for simulated workers, and these are real: leave it out, or take gossamer simulate"
             )
-    if started is not None and int(kept.get("workers", started)) != started:
-        raise InputError(f"--workers is {kept['workers']}, but {started} were started: leave it out")
-    if str(kept.get("topology", "ring")).partition(":")[0] in topologies():
-        kept.setdefault("workers", started or DEFAULT_WORKERS)
-    runs = resolve(kept)
+    if num_started is not None and int(settings.get("workers", num_started)) != num_started:
+        raise InputError(f"--workers is {settings['workers']}, but {num_started} were started: leave it out")
+    if str(settings.get("topology", "ring")).partition(":")[0] in topologies():
+        settings.setdefault("workers", num_started or DEFAULT_WORKERS)
+    runs = resolve(settings)
     for run in runs:
-        check(run, kept)
-    if started is not None and runs[0].config.workers != started:
+        check(run, settings)
+    if num_started is not None and runs[0].config.workers != num_started:
         raise InputError(
-            f"the topology has {runs[0].config.workers} workers, but {started} were started: start as many"
+            f"the topology has {runs[0].config.workers} workers, but {num_started} were started: start as many"
         )
-    return [_of_one_method(run, kept) for run in runs]
+    return [_settings_of_run(run, settings) for run in runs]
 
 
-def _of_one_method(run: Run, values: dict[str, Any]) -> dict[str, Any]:
-    """All settings of one run: what was given, and what suits the task and the method."""
-    described = set(SIMULATED) | {"epochs"} | ({"compute"} - values.keys())
-    return {name: value for name, value in run.values().items() if name not in described}
+def _settings_of_run(run: Run, given: dict[str, Any]) -> dict[str, Any]:
+    """Return all settings of one run: those given, and the defaults of its task and method."""
+    left_out = set(SIMULATED) | {"epochs"} | ({"compute"} - given.keys())
+    return {name: value for name, value in run.values().items() if name not in left_out}
 
 
 def check(run: Run, values: dict[str, Any]) -> None:
     """Raise an ``InputError`` if real workers cannot do what is asked."""
-    compute = JobSpec(values).compute(run.config.workers)
-    if "compute" not in values and compute.factor.min() < 1:
+    compute_times = JobSpec(values).compute_times(run.config.workers)
+    if "compute" not in values and compute_times.factor.min() < 1:
         raise InputError("--straggler has a factor below 1: a real worker can only be slowed down")
     if not run.task.gradients and "compute" not in values:
         raise InputError(

@@ -1,87 +1,89 @@
-"""The workers of a run on this machine: started, watched, restarted and ended by one process.
+"""Starts workers as processes of this machine, and ends them.
 
-That process hosts the store at which the workers meet, as torchrun's agent does, and reads their reports there. All of
-them are in its process group, so a terminal's Ctrl-C and Ctrl-Z reach them. A server that has loaded torch forks them,
-so they are there in no time. When the process that started them is killed, they end too.
+The launching process hosts the store, as torchrun's agent does. A fork server that has loaded torch forks the workers,
+so they start at once. All of them are in the launcher's process group, so Ctrl-C and Ctrl-Z in a terminal reach them.
+If the launcher is killed, the workers end too.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import shutil
 import signal
-import tempfile
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
+import torch
 import torch.distributed as dist
 
 from gossamer.errors import InputError
 from gossamer.process.store.failover_store import FailoverStore
 from gossamer.process.store.rank_info import RankInfo
-from gossamer.runfolder import WORKERS, remove_if_empty
-from gossamer.train.entrypoint import STOPS, work
-from gossamer.train.job_spec import JobSpec
-from gossamer.train.status import FAILED, StatusBoard
+from gossamer.runfolder import remove_if_empty
 
 HOST = "127.0.0.1"
 
-STOP_S = 20.0
-"""How long workers that were asked to end may take; then they are killed."""
+STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-FORKS = multiprocessing.get_context("forkserver")
+STOP_TIMEOUT_S = 20.0
+"""How long workers that were asked to stop may take; then they are killed."""
+
+BAD_INPUT = 2
+"""The exit code of a worker that cannot do what it is asked."""
+
+FORK_SERVER = multiprocessing.get_context("forkserver")
+
+Target = Callable[[RankInfo], int]
+"""What a worker's process runs: takes its rank info, returns its exit code. Must be picklable."""
 
 
 def warm_up() -> None:
-    """Start the server from which workers are forked, with what they need loaded, beside what else is to be done."""
-    # Optimizers load torch._dynamo when they are made.
-    FORKS.set_forkserver_preload(["gossamer.train.entrypoint", "torch._dynamo"])
+    """Start the fork server and let it load what workers need, while this process goes on."""
+    # Optimizers load torch._dynamo when they are constructed.
+    FORK_SERVER.set_forkserver_preload(["gossamer.train.entrypoint", "torch._dynamo"])
     forkserver.ensure_running()
 
 
 class LocalStore:
-    """The store of all runs of one command."""
+    """The store of all runs of one command, hosted by this process."""
 
     def __init__(self) -> None:
         try:
             self._store = dist.TCPStore(HOST, 0, None, True, timedelta(seconds=60), wait_for_workers=False)
         except RuntimeError as error:
-            said = str(error).splitlines()[0]
-            raise InputError(f"no port could be opened for the workers to meet at: {said}") from None
+            reason = str(error).splitlines()[0]
+            raise InputError(f"no port could be opened for the store of the workers: {reason}") from None
         self.port = self._store.port
 
-    def status_board(self, method: str) -> StatusBoard:
-        return StatusBoard(FailoverStore(HOST, self.port, False, _prefix(method), 60.0))
+    def rank_info(self, rank: int, workers: int, run: str) -> RankInfo:
+        """Return the rank info of a worker of the run called ``run``."""
+        return RankInfo(rank, workers, HOST, self.port, f"gossamer/{run}/")
+
+    def connect(self, run: str) -> FailoverStore:
+        """Connect to the store with the keys of the run called ``run``."""
+        return FailoverStore(HOST, self.port, False, f"gossamer/{run}/", 60.0)
 
 
-def _prefix(method: str) -> str:
-    """Under which name the workers of one of the command's runs meet."""
-    return f"gossamer/{method}/"
+class LocalWorkers:
+    """The worker processes of one run; all of them have ended when the ``with`` block ends."""
 
-
-class Workers:
-    """The processes of one run; none is left when the ``with`` block ends."""
-
-    def __init__(self, job_spec: JobSpec, count: int, port: int) -> None:
-        self.job_spec, self.count, self.port = job_spec, count, port
+    def __init__(self, target: Target, workers: int, store: LocalStore, run: str, logs: Path | None = None) -> None:
+        """``logs``: the folder for what the workers print; None: they print to our own output."""
+        self.target, self.workers, self.store, self.run, self.logs = target, workers, store, run, logs
+        if logs is not None:
+            logs.mkdir(parents=True, exist_ok=True)
         self._processes: dict[int, ForkServerProcess] = {}
-        self._scrap: str | None = None
-        if job_spec.path is None:
-            self._scrap = tempfile.mkdtemp(prefix="gossamer-")
-            self.logs = Path(self._scrap)
-        else:
-            self.logs = job_spec.path / WORKERS
-            self.logs.mkdir(parents=True, exist_ok=True)
-        self._asked_at: float | None = None
+        self._stop_requested_at: float | None = None
 
-    def __enter__(self) -> Workers:
-        for rank in range(self.count):
+    def __enter__(self) -> LocalWorkers:
+        for rank in range(self.workers):
             self.start(rank)
         return self
 
@@ -89,56 +91,61 @@ class Workers:
         self.kill()
         for rank, process in self._processes.items():
             process.close()
-            if self.log(rank).stat().st_size == 0:
+            if self.logs is not None and self.log(rank).stat().st_size == 0:
                 self.log(rank).unlink()
-        remove_if_empty([self.logs])
-        if self._scrap is not None:
-            shutil.rmtree(self._scrap, ignore_errors=True)
+        if self.logs is not None:
+            remove_if_empty([self.logs])
 
     def start(self, rank: int) -> None:
         """Start worker ``rank``, or start it again."""
-        rank_info = RankInfo(rank, self.count, HOST, self.port, _prefix(self.job_spec.values["method"]))
-        arguments = (self.job_spec.text(), rank_info, self._environment(rank), str(self.log(rank)))
-        self.log(rank).touch()
-        self._processes[rank] = FORKS.Process(target=work, args=arguments, name=f"gossamer-worker-{rank}")
+        rank_info = self.store.rank_info(rank, self.workers, self.run)
+        log = None
+        if self.logs is not None:
+            log = str(self.log(rank))
+            self.log(rank).touch()
+        main = partial(_worker_main, self.target, rank_info, log)
+        self._processes[rank] = FORK_SERVER.Process(target=main, name=f"gossamer-worker-{rank}")
         self._processes[rank].start()
 
-    def _environment(self, rank: int) -> dict[str, str]:
-        return {
-            "RANK": str(rank),
-            "LOCAL_RANK": str(rank),
-            "WORLD_SIZE": str(self.count),
-            "MASTER_ADDR": HOST,
-            "MASTER_PORT": str(self.port),
-            # The store is hosted for them.
-            "TORCHELASTIC_USE_AGENT_STORE": "True",
-        }
-
     def log(self, rank: int) -> Path:
-        """What the worker printed."""
+        """Return the file with what the worker printed."""
+        assert self.logs is not None
         return self.logs / f"{rank}.log"
 
-    def ended(self) -> dict[int, int]:
-        """The exit codes of the workers that have ended; below 0: the signal that killed them."""
+    def exit_codes(self) -> dict[int, int]:
+        """Return the exit codes of the workers that have ended; below 0: the signal that killed them."""
         codes = {rank: process.exitcode for rank, process in self._processes.items()}
         return {rank: code for rank, code in codes.items() if code is not None}
 
-    def ask_to_stop(self) -> None:
-        """Let all workers end after their present step."""
-        if self._asked_at is None:
-            self._asked_at = time.monotonic()
+    def wait(self, grace_s: float) -> int:
+        """Wait until all workers have ended, ``grace_s`` after the first failure; return the worst exit code."""
+        failed_at: float | None = None
+        while len(codes := self.exit_codes()) < self.workers:
+            if failed_at is None and any(codes.values()):
+                failed_at = time.monotonic()
+            if failed_at is not None and time.monotonic() - failed_at > grace_s:
+                break
+            time.sleep(0.05)
+        self.kill()
+        return max(code if code in (0, 1, BAD_INPUT, 130) else 1 for code in self.exit_codes().values())
+
+    def request_stop(self) -> None:
+        """Ask all workers to stop after the step in progress."""
+        if self._stop_requested_at is None:
+            self._stop_requested_at = time.monotonic()
             for process in self._running():
                 assert process.pid is not None
                 os.kill(process.pid, signal.SIGTERM)
-                # One that is stopped hears nothing.
+                # A stopped process does not handle signals.
                 os.kill(process.pid, signal.SIGCONT)
 
     @property
-    def too_slow_to_stop(self) -> bool:
-        return self._asked_at is not None and time.monotonic() - self._asked_at > STOP_S
+    def stop_timed_out(self) -> bool:
+        requested = self._stop_requested_at
+        return requested is not None and time.monotonic() - requested > STOP_TIMEOUT_S
 
     def kill(self) -> None:
-        """End all workers at once."""
+        """Kill all workers that still run."""
         for process in self._running():
             process.kill()
         for process in self._processes.values():
@@ -148,11 +155,39 @@ class Workers:
         return [process for process in self._processes.values() if process.is_alive()]
 
 
-def why_ended(code: int, status_board: StatusBoard, rank: int) -> str:
-    """Why a worker's process ended, in a few words."""
-    report = status_board.get(rank)
-    if report is not None and report.state == FAILED:
-        return report.error
+def _worker_main(target: Target, rank_info: RankInfo, log: str | None) -> None:
+    """Run ``target`` in a forked process, in the environment that torchrun would give it."""
+    os.environ.update(
+        RANK=str(rank_info.rank),
+        LOCAL_RANK=str(rank_info.rank),
+        WORLD_SIZE=str(rank_info.workers),
+        MASTER_ADDR=rank_info.host,
+        MASTER_PORT=str(rank_info.port),
+        # The launcher hosts the store.
+        TORCHELASTIC_USE_AGENT_STORE="True",
+    )
+    if log is not None:
+        with open(log, "ab", buffering=0) as file:
+            for descriptor in (sys.stdout.fileno(), sys.stderr.fileno()):
+                os.dup2(file.fileno(), descriptor)
+    if rank_info.workers > 1 and "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)
+    try:
+        code = target(rank_info)
+    except InputError as error:
+        print(f"gossamer: {error}", file=sys.stderr)
+        code = BAD_INPUT
+    sys.exit(code)
+
+
+def orphaned() -> bool:
+    """Return whether the launcher of this worker has died."""
+    parent = multiprocessing.parent_process()
+    return parent is not None and not parent.is_alive()
+
+
+def describe_exit(code: int) -> str:
+    """Describe an exit code in a few words."""
     if code < 0:
         names = {number.value: number.name for number in signal.Signals}
         return f"killed by {names.get(-code, f'signal {-code}')}"
@@ -160,22 +195,22 @@ def why_ended(code: int, status_board: StatusBoard, rank: int) -> str:
 
 
 class StopSignals:
-    """Hears Ctrl-C and SIGTERM, and counts them."""
+    """Counts Ctrl-C and SIGTERM."""
 
     def __init__(self) -> None:
         self.count = 0
 
-    def hear(self, *_: object) -> None:
+    def handle(self, *_: object) -> None:
         self.count += 1
 
 
 @contextmanager
 def counting_stop_signals() -> Iterator[StopSignals]:
-    """Ctrl-C and SIGTERM are only counted in this block."""
-    stops = StopSignals()
-    before = {number: signal.signal(number, stops.hear) for number in STOPS}
+    """Only count Ctrl-C and SIGTERM inside this block."""
+    signals = StopSignals()
+    before = {number: signal.signal(number, signals.handle) for number in STOP_SIGNALS}
     try:
-        yield stops
+        yield signals
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

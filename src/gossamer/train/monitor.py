@@ -1,200 +1,253 @@
-"""All workers of a run, as whoever watches them sees them: the command that started them, or rank 0."""
+"""The monitor of a run: reads the status of all workers, keeps the history, and makes the result of it.
+
+It runs in the command that started the workers, or in rank 0 if a launcher such as torchrun started them.
+"""
 
 from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from gossamer.config import Run
 from gossamer.errors import InputError
 from gossamer.report.view import View, WorkerRow, state_of
-from gossamer.results import Point, Spread, WorkerPoint
+from gossamer.results import Point, Spread, WorkerPoint, to_json_data
 from gossamer.train.checkpoint import CheckpointKeeper, find_checkpoint
 from gossamer.train.job_spec import JobSpec
-from gossamer.train.result import TrainingResult
 from gossamer.train.status import DONE, FAILED, STARTING, TRAINING, StatusBoard, WorkerStatus
 
-LOOK_S = 0.2
-"""How often one eval_schedule."""
+POLL_S = 0.2
 
 SILENT_S = 3.0
-"""A worker that has said nothing for so long is shown as silent."""
+"""A worker without a new status for this long is shown as silent."""
 
-POINTS = 500
+NUM_POINTS = 500
 """About how many points the history of a long run has."""
 
-
-Keep = Callable[[Point, list[WorkerPoint]], None]
+OnPoint = Callable[[Point, list[WorkerPoint]], None]
 """Called with every point of the history, and the same for each worker."""
 
 
+@dataclass
+class TrainingResult:
+    """The result of a run with real workers: that of a simulation in real seconds, and every worker's last status."""
+
+    method: str
+    topology: str
+    workers: int
+    seed: int
+    final: Point
+    final_workers: list[WorkerPoint]
+    history: list[Point]
+    status: list[WorkerStatus]
+    """The last status of each worker."""
+    gone: list[int]
+    """Workers that were not alive at the end."""
+    events: list[str]
+    interrupted: bool = False
+    failed: str = ""
+    """Why the run has no outcome; empty if it has one."""
+    ranks_diverged: list[int] = field(default_factory=list)
+
+    @property
+    def begun(self) -> bool:
+        """Whether any step was made."""
+        return self.final.total_steps > 0
+
+    def document(self) -> dict[str, Any]:
+        """Return the result as JSON data."""
+        head = {"method": self.method, "topology": self.topology, "workers": self.workers, "seed": self.seed}
+        per_worker = {
+            "worker_bytes_sent": [status.bytes_sent for status in self.status],
+            "worker_compute_time": [max(0.0, status.seconds - status.idle_s) for status in self.status],
+            "worker_idle_time": [status.idle_s for status in self.status],
+            "worker_status": [_status_document(status) for status in self.status],
+            "workers_gone": self.gone,
+        }
+        end: dict[str, Any] = {"events": self.events, "history": [asdict(point) for point in self.history]}
+        if self.ranks_diverged:
+            rank = self.ranks_diverged[0]
+            step = self.status[rank].diverged_at
+            end["diverged"] = {"time": self.final.time, "worker": rank, "step": step}
+        if self.failed:
+            end["failed"] = self.failed
+        return to_json_data({**head, **asdict(self.final), **per_worker, **end, "interrupted": self.interrupted})
+
+
+def _status_document(status: WorkerStatus) -> dict[str, Any]:
+    document = asdict(status)
+    document["train_loss"] = status.mean_loss
+    for name in ("events", "loss_sum", "loss_count", "loss", "accuracy"):
+        del document[name]
+    return document
+
+
+def read_point(line: Mapping[str, Any]) -> Point:
+    """Return a point of the history from its JSON data."""
+    spreads = {name: Spread(**line[name]) for name in ("worker_steps", "worker_accuracy")}
+    return Point(**{**line, **spreads})
+
+
 class RunMonitor:
-    """Follows a run over its status_board."""
+    """Follows a run over its status board."""
 
     def __init__(
-        self, run: Run, status_board: StatusBoard, job_spec: JobSpec, keep: Keep, history: Sequence[Point] = ()
+        self, run: Run, board: StatusBoard, job_spec: JobSpec, on_point: OnPoint, history: Sequence[Point] = ()
     ) -> None:
-        # ``keep`` is called with every point of the history.
-        self.run, self.status_board, self.keep = run, status_board, keep
+        self.run, self.board, self.on_point = run, board, on_point
         n = run.config.workers
-        self.reports = [WorkerStatus(rank) for rank in range(n)]
+        self.status = [WorkerStatus(rank) for rank in range(n)]
         self.gone: dict[int, str] = {}
-        """Workers that are not there any more, and why."""
+        """Workers that are dead, and why."""
         self.history = list(history)
         self.events: list[str] = []
         self.keeper = CheckpointKeeper(job_spec.path, job_spec.checkpoint_every) if job_spec.path is not None else None
-        self._every = 0 if run.method().lockstep else job_spec.checkpoint_every * n
-        self._asked_for = 0
+        self._checkpoint_every = 0 if run.method().lockstep else job_spec.checkpoint_every * n
+        """Steps of all workers together between two checkpoints that the monitor has to request."""
+        self._num_requested = 0
         if job_spec.checkpoint:
             resumed = find_checkpoint(Path(job_spec.checkpoint))
-            self._asked_for = resumed.total_made(n) // max(1, self._every)
-        self._cannot_keep = ""
-        self._told = [0] * n
-        self._heard = [time.monotonic()] * n
-        self._losses = (0.0, 0)
+            self._num_requested = resumed.total_steps(n) // max(1, self._checkpoint_every)
+        self._keeper_error = ""
+        self._num_events_read = [0] * n
+        self._last_change = [time.monotonic()] * n
+        self._loss_sum_and_count = (0.0, 0)
         self._newest_losses: list[float | None] = [None] * n
         self._began = time.monotonic()
 
     @property
     def started(self) -> bool:
-        """Whether the training has begun."""
-        return any(report.state in (TRAINING, DONE) or report.seconds > 0 for report in self.reports)
+        """Whether training has begun."""
+        return any(status.state in (TRAINING, DONE) or status.seconds > 0 for status in self.status)
 
     @property
     def silent_s(self) -> list[float]:
-        """For how long each worker has said nothing."""
-        return [time.monotonic() - heard for heard in self._heard]
+        """For how long the status of each worker has not changed."""
+        return [time.monotonic() - changed for changed in self._last_change]
 
-    def look(self) -> list[str]:
-        """Read what is new; returns what a person should hear of it."""
-        fresh = []
-        for rank, last in enumerate(self.reports):
-            report = self.status_board.get(rank)
-            if report is None or report == last:
+    def poll(self) -> list[str]:
+        """Read new status of all workers; return the events in it."""
+        events = []
+        for rank, last in enumerate(self.status):
+            status = self.board.get(rank)
+            if status is None or status == last:
                 continue
-            self.reports[rank], self._heard[rank] = report, time.monotonic()
-            newest = report.loss_since(last)
+            self.status[rank], self._last_change[rank] = status, time.monotonic()
+            newest = status.loss_since(last)
             if newest is not None:
                 self._newest_losses[rank] = newest
-            if len(report.events) < self._told[rank]:
-                # A worker that was restarted begins anew.
-                self._told[rank] = 0
-            fresh += [f"worker {rank}: {item}" for item in report.events[self._told[rank] :]]
-            self._told[rank] = len(report.events)
+            if len(status.events) < self._num_events_read[rank]:
+                # A worker that was restarted begins a new list.
+                self._num_events_read[rank] = 0
+            events += [f"worker {rank}: {event}" for event in status.events[self._num_events_read[rank] :]]
+            self._num_events_read[rank] = len(status.events)
         if self.started:
             self._observe()
-            fresh += self._tend_checkpoints()
-        self.events += fresh
-        return fresh
+            events += self._poll_checkpoints()
+        self.events += events
+        return events
 
-    def lose(self, rank: int, why: str) -> str:
-        """Worker ``rank`` is gone; returns what there is to say about it."""
+    def mark_gone(self, rank: int, why: str) -> str:
+        """Note that worker ``rank`` is dead; return the event."""
         self.gone[rank] = why
-        left = self.run.config.workers - len(self.gone)
-        said = f"worker {rank} gone ({why}); going on with {left}" if left else f"worker {rank} gone ({why})"
-        self.events.append(said)
-        return said
+        remaining = self.run.config.workers - len(self.gone)
+        event = f"worker {rank} gone ({why})" + (f"; going on with {remaining}" if remaining else "")
+        self.events.append(event)
+        return event
 
-    def regain(self, rank: int) -> None:
-        """Worker ``rank`` was started again."""
+    def mark_restarted(self, rank: int) -> None:
+        """Note that worker ``rank`` was started again."""
         self.gone.pop(rank, None)
         self.events.append(f"worker {rank} started again")
 
-    def _tend_checkpoints(self) -> list[str]:
-        """Ask for one where workers do not wait for each other, and say which are complete."""
-        total = sum(report.steps for report in self.reports)
-        if self._every and total // self._every > self._asked_for:
-            self._asked_for = total // self._every
-            self.status_board.want_checkpoint(self._asked_for * self._every)
+    def _poll_checkpoints(self) -> list[str]:
+        """Request a checkpoint if one is due, and mark those that are complete; return events."""
+        total = sum(status.steps for status in self.status)
+        if self._checkpoint_every and total // self._checkpoint_every > self._num_requested:
+            self._num_requested = total // self._checkpoint_every
+            self.board.request_checkpoint(self._num_requested * self._checkpoint_every)
         try:
-            if self.keeper is not None and not self._cannot_keep:
-                self.keeper.look([report.rank for report in self.reports if report.rank not in self.gone])
+            if self.keeper is not None and not self._keeper_error:
+                self.keeper.poll([status.rank for status in self.status if status.rank not in self.gone])
         except InputError as error:
-            self._cannot_keep = str(error)
-            return [self._cannot_keep]
+            self._keeper_error = str(error)
+            return [self._keeper_error]
         return []
 
     # Points of the history
 
     def _observe(self) -> None:
         point = self._point()
-        if not self.history:
-            self._add(point)
-            return
-        last = self.history[-1]
-        if point.total_steps >= last.total_steps + self.run.config.workers and (
-            point.time - last.time >= point.time / POINTS
-        ):
-            self._add(point)
-
-    def _add(self, point: Point) -> None:
+        if self.history:
+            last = self.history[-1]
+            new_steps = point.total_steps - last.total_steps
+            if new_steps < self.run.config.workers or point.time - last.time < point.time / NUM_POINTS:
+                return
         self.history.append(point)
-        self.keep(point, self.worker_points())
+        self.on_point(point, self.worker_points())
 
     def worker_points(self) -> list[WorkerPoint]:
-        """How far each worker is."""
+        """Return how far each worker is."""
         return [
             WorkerPoint(
                 rank=rank,
-                state="gone" if rank in self.gone else report.state,
-                steps=report.steps,
-                exchanges=report.exchanges,
-                bytes_sent=report.bytes_sent,
-                busy=max(0.0, 1.0 - report.idle_s / report.seconds) if report.seconds else 1.0,
-                accuracy=report.own_accuracy,
+                state="gone" if rank in self.gone else status.state,
+                steps=status.steps,
+                exchanges=status.exchanges,
+                bytes_sent=status.bytes_sent,
+                busy=max(0.0, 1.0 - status.idle_s / status.seconds) if status.seconds else 1.0,
+                accuracy=status.own_accuracy,
             )
-            for rank, report in enumerate(self.reports)
+            for rank, status in enumerate(self.status)
         ]
 
     def _point(self) -> Point:
-        reports, n = self.reports, self.run.config.workers
-        total = sum(report.steps for report in reports)
-        sums = (sum(report.loss_sum for report in reports), sum(report.loss_count for report in reports))
-        gained = sums[1] - self._losses[1]
-        train_loss = (sums[0] - self._losses[0]) / gained if gained > 0 else None
-        self._losses = sums if gained > 0 else self._losses
-        own = [report.own_accuracy for report in reports if report.own_accuracy is not None]
-        elapsed = max((report.seconds for report in reports), default=0.0)
-        alive = [report for report in reports if report.rank not in self.gone]
-        busy = sum(max(0.0, report.seconds - report.idle_s) for report in reports)
-        squares = [report.consensus**2 for report in alive]
+        n = self.run.config.workers
+        total = sum(status.steps for status in self.status)
+        losses = (sum(status.loss_sum for status in self.status), sum(status.loss_count for status in self.status))
+        gained = losses[1] - self._loss_sum_and_count[1]
+        train_loss = (losses[0] - self._loss_sum_and_count[0]) / gained if gained > 0 else None
+        self._loss_sum_and_count = losses if gained > 0 else self._loss_sum_and_count
+        accuracies = [status.own_accuracy for status in self.status if status.own_accuracy is not None]
+        elapsed = max((status.seconds for status in self.status), default=0.0)
+        alive = [status for status in self.status if status.rank not in self.gone]
+        busy = sum(max(0.0, status.seconds - status.idle_s) for status in self.status)
+        counts = [status.exchanges for status in self.status]
+        squares = [status.consensus**2 for status in alive]
         return Point(
             time=elapsed,
             steps=round(total / n),
             total_steps=total,
-            worker_steps=Spread.of([float(report.steps) for report in reports]),
+            worker_steps=Spread.of([float(status.steps) for status in self.status]),
             samples=total * self.run.config.batch if self.run.task.gradients else 0,
             loss=None,
             train_loss=train_loss,
             accuracy=None,
-            worker_accuracy=Spread.of(own),
+            worker_accuracy=Spread.of(accuracies),
             consensus=math.sqrt(sum(squares) / len(squares)) if squares else 0.0,
-            exchanges=self._exchanges(),
-            bytes_sent=sum(report.bytes_sent for report in reports),
+            exchanges=round(sum(counts) / 2) if self.run.method().pairwise else max(counts),
+            bytes_sent=sum(status.bytes_sent for status in self.status),
             utilization=min(1.0, busy / (n * elapsed)) if elapsed else 1.0,
             workers_alive=len(alive),
             wall_s=time.monotonic() - self._began,
         )
 
-    def _exchanges(self) -> int:
-        counts = [report.exchanges for report in self.reports]
-        return round(sum(counts) / 2) if self.run.method().pairwise else max(counts)
-
-    # What is shown, and what it came to
+    # The live view and the result
 
     def view(self) -> View:
         c = self.run.config
-        speeds = [report.steps / report.seconds if report.seconds else 0.0 for report in self.reports]
+        speeds = [status.steps / status.seconds if status.seconds else 0.0 for status in self.status]
         rows = [
-            WorkerRow(rank, report.steps, speeds[rank], loss, report.exchanges, self._state(rank, speeds))
-            for rank, (report, loss) in enumerate(zip(self.reports, self._newest_losses, strict=True))
+            WorkerRow(rank, status.steps, speeds[rank], loss, status.exchanges, self._shown_state(rank, speeds))
+            for rank, (status, loss) in enumerate(zip(self.status, self._newest_losses, strict=True))
         ]
         last = self.history[-1] if self.history else None
-        elapsed = max(report.seconds for report in self.reports)
-        total = sum(report.steps for report in self.reports)
+        elapsed = max(status.seconds for status in self.status)
+        total = sum(status.steps for status in self.status)
         return View(
             time=elapsed,
             time_unit="s",
@@ -206,20 +259,20 @@ class RunMonitor:
             rows=rows,
         )
 
-    def _state(self, rank: int, speeds: list[float]) -> str:
-        report = self.reports[rank]
+    def _shown_state(self, rank: int, speeds: list[float]) -> str:
+        state = self.status[rank].state
         if rank in self.gone:
             return "gone"
-        if report.state in (DONE, STARTING, FAILED):
-            return report.state
+        if state in (DONE, STARTING, FAILED):
+            return state
         if self.silent_s[rank] > SILENT_S:
             return "silent"
         return state_of(speeds[rank], speeds)
 
     def result(self, failed: str) -> TrainingResult:
-        """What the run came to, once its workers have ended."""
+        """Return the result of the run, once its workers have ended."""
         final = self._point()
-        ended = [report for report in self.reports if report.state == DONE and report.rank not in self.gone]
+        ended = [status for status in self.status if status.state == DONE and status.rank not in self.gone]
         if ended:
             final = replace(final, loss=ended[0].loss, accuracy=ended[0].accuracy)
         if self.history and final.train_loss is None:
@@ -229,7 +282,7 @@ class RunMonitor:
         else:
             self.history.append(final)
         c = self.run.config
-        diverged = [report.rank for report in self.reports if report.diverged_at is not None]
+        diverged = [status.rank for status in self.status if status.diverged_at is not None]
         return TrainingResult(
             method=c.method,
             topology=self.run.topology.name,
@@ -238,11 +291,11 @@ class RunMonitor:
             final=final,
             final_workers=self.worker_points(),
             history=self.history,
-            reports=self.reports,
+            status=self.status,
             gone=sorted(self.gone),
             events=self.events,
-            # Who diverges asks the others to stop.
-            interrupted=not diverged and any(report.interrupted for report in self.reports),
+            # A worker that diverges asks the others to stop: that is no interruption.
+            interrupted=not diverged and any(status.interrupted for status in self.status),
             failed=failed,
             ranks_diverged=diverged,
         )

@@ -1,8 +1,8 @@
-"""Where a run can be stopped: between two steps, and where workers wait for each other after the same step for all.
+"""Stops a run between two steps, and workers in lockstep after the same step.
 
-A worker that is asked to stop says which step it has begun, and begins no further one before it has heard that of all
-others that are alive; the last of these is the last for everybody. So nobody is left waiting in a step that others will
-never make, and all of them can be resumed from there.
+A worker that is asked to stop publishes the last step it has begun, and begins no other before it knows the last steps
+of all others alive; the largest is the last step for everybody. So no worker waits in a step that others never make,
+and all of them can be resumed from there.
 """
 
 from __future__ import annotations
@@ -13,57 +13,57 @@ from collections.abc import Callable
 
 from gossamer.train.status import StatusBoard
 
-PATIENCE_S = 10.0
-"""How long a worker that is asked to stop waits to hear from the others."""
+AGREE_TIMEOUT_S = 10.0
+"""How long a worker that is asked to stop waits for the others' last steps."""
 
 
 class StopCoordinator:
-    """Lets one worker's training pass from step to step, until it is asked to stop."""
+    """Decides for one worker whether its next step is made."""
 
-    def __init__(self, rank: int, workers: int, together: bool) -> None:
-        self.rank, self.together = rank, together
+    def __init__(self, rank: int, workers: int, lockstep: bool) -> None:
+        self.rank, self.lockstep = rank, lockstep
         self.others = [other for other in range(workers) if other != rank]
-        self.asked = threading.Event()
-        """Set from anywhere, a signal handler included."""
+        self.stop_requested = threading.Event()
+        """Set from anywhere, also from a signal handler."""
         self._lock = threading.Lock()
-        self._begun = 0
-        self._last: int | None = None
+        self._num_begun = 0
+        self._num_steps: int | None = None
         self._decided = threading.Event()
 
-    def passes(self, step: int) -> bool:
-        """Whether step number ``step``, counted from 0, shall be made; called before each."""
+    def may_begin(self, step: int) -> bool:
+        """Return whether to make step number ``step``, counted from 0. Called before each."""
         with self._lock:
-            if not self.asked.is_set():
-                self._begun = step + 1
+            if not self.stop_requested.is_set():
+                self._num_begun = step + 1
                 return True
-        if self.together:
-            self._decided.wait(PATIENCE_S)
-        return self._last is not None and step < self._last
+        if self.lockstep:
+            self._decided.wait(AGREE_TIMEOUT_S)
+        return self._num_steps is not None and step < self._num_steps
 
-    def poll(self, status_board: StatusBoard, gone: Callable[[int], bool]) -> None:
-        """Hear whether somebody asked, and agree with the others on the last step; called beside the training."""
-        if not self.asked.is_set() and status_board.asked_to_stop():
-            self.asked.set()
-        if not self.asked.is_set() or self._decided.is_set():
+    def poll(self, board: StatusBoard, gone: Callable[[int], bool]) -> None:
+        """Read whether anybody asked to stop, and agree on the last step. Runs in the status thread."""
+        if not self.stop_requested.is_set() and board.stop_requested():
+            self.stop_requested.set()
+        if not self.stop_requested.is_set() or self._decided.is_set():
             return
-        status_board.ask_to_stop()
-        if not self.together:
+        board.request_stop()
+        if not self.lockstep:
             self._decide(0)
             return
         with self._lock:
-            last = self._begun
-        status_board.bound(self.rank, last)
-        until = time.monotonic() + PATIENCE_S
-        waiting = set(self.others)
-        while waiting and time.monotonic() < until:
-            for other in list(waiting):
-                bound = status_board.bound_of(other)
-                if bound is not None or gone(other):
-                    last = max(last, bound or 0)
-                    waiting.remove(other)
+            last = self._num_begun
+        board.publish_last_step(self.rank, last)
+        until = time.monotonic() + AGREE_TIMEOUT_S
+        awaited = set(self.others)
+        while awaited and time.monotonic() < until:
+            for other in list(awaited):
+                step = board.last_step(other)
+                if step is not None or gone(other):
+                    last = max(last, step or 0)
+                    awaited.remove(other)
             time.sleep(0.02)
         self._decide(last)
 
-    def _decide(self, last: int) -> None:
-        self._last = last
+    def _decide(self, num_steps: int) -> None:
+        self._num_steps = num_steps
         self._decided.set()

@@ -1,147 +1,160 @@
-"""A run, from its job_spec to its result: with workers of our own on this machine, or as one of many under torchrun."""
+"""Runs a job to its result: with workers started on this machine, or as one of the workers that a launcher started."""
 
 from __future__ import annotations
 
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
 
 from gossamer.config import Run
 from gossamer.process.store.rank_info import RankInfo
 from gossamer.report.view import View
 from gossamer.results import Point
-from gossamer.train.entrypoint import run_worker
+from gossamer.runfolder import WORKERS
+from gossamer.train.entrypoint import run_worker, worker_main
 from gossamer.train.job_spec import JobSpec
-from gossamer.train.launcher import LocalStore, StopSignals, Workers, why_ended
-from gossamer.train.monitor import LOOK_S, Keep, RunMonitor
-from gossamer.train.result import TrainingResult
+from gossamer.train.launcher import BAD_INPUT, LocalStore, LocalWorkers, StopSignals, describe_exit
+from gossamer.train.monitor import POLL_S, OnPoint, RunMonitor, TrainingResult
 from gossamer.train.status import DONE, FAILED, StatusBoard
 
-BAD_INPUT = 2
-"""The exit code of a worker that cannot do what it is asked."""
+MAX_RESTARTS = 3
+"""How often one worker is started again."""
 
-RESTARTS = 3
-"""How often one worker is started again before it is given up."""
-
-LAST_REPORTS_S = 30.0
-"""How long rank 0 waits for the others' last reports, which come right after the last average."""
+LAST_STATUS_S = 30.0
+"""How long rank 0 waits for the others' last status, which comes right after the final average."""
 
 Show = Callable[[View, list[str]], None]
-"""Called with how far the run is, and what happened since the last time."""
+"""Called with how far the run is, and the events since the last call."""
 
 
-def launch(
+def train_locally(
     job_spec: JobSpec,
     run: Run,
-    meeting: LocalStore,
-    stops: StopSignals,
+    store: LocalStore,
+    signals: StopSignals,
     show: Show,
-    keep: Keep,
+    on_point: OnPoint,
     restart: bool,
     history: Sequence[Point] = (),
 ) -> TrainingResult:
-    """Run it with workers started here."""
-    status_board = meeting.status_board(run.config.method)
-    watch = RunMonitor(run, status_board, job_spec, keep, history)
-    with Workers(job_spec, run.config.workers, meeting.port) as workers:
-        failed = _attend(workers, watch, stops, show, restart)
-    watch.look()
-    status_board.close()
-    result = watch.result(failed)
-    result.interrupted |= stops.count > 0
+    """Run the job with workers started on this machine."""
+    method = run.config.method
+    board = StatusBoard(store.connect(method))
+    monitor = RunMonitor(run, board, job_spec, on_point, history)
+    target = partial(worker_main, job_spec.to_json())
+    scratch = tempfile.TemporaryDirectory(prefix="gossamer-") if job_spec.path is None else nullcontext("")
+    with scratch as folder:
+        logs = job_spec.path / WORKERS if job_spec.path is not None else Path(folder) / WORKERS
+        with LocalWorkers(target, run.config.workers, store, method, logs) as workers:
+            failed = _supervise(workers, monitor, signals, show, restart)
+    monitor.poll()
+    board.close()
+    result = monitor.result(failed)
+    result.interrupted |= signals.count > 0
     return result
 
 
-def _attend(workers: Workers, watch: RunMonitor, stops: StopSignals, show: Show, restart: bool) -> str:
-    """Stay with the workers until they have ended; returns why they have come to nothing, if so."""
-    known: set[int] = set()
-    restarts = [0] * workers.count
+def _supervise(workers: LocalWorkers, monitor: RunMonitor, signals: StopSignals, show: Show, restart: bool) -> str:
+    """Monitor, restart and stop the workers until all have ended; return why the run failed, if it did."""
+    handled: set[int] = set()
+    restarts = [0] * workers.workers
     while True:
-        ended = workers.ended()
-        events = watch.look()
-        for rank in sorted(ended.keys() - known):
-            known.add(rank)
-            if watch.reports[rank].state == DONE:
+        codes = workers.exit_codes()
+        events = monitor.poll()
+        for rank in sorted(codes.keys() - handled):
+            handled.add(rank)
+            status = monitor.status[rank]
+            if status.state == DONE:
                 continue
-            why = why_ended(ended[rank], watch.status_board, rank)
-            if stops.count:
-                watch.gone[rank] = why
-            elif not watch.started:
+            why = status.error if status.state == FAILED else describe_exit(codes[rank])
+            if signals.count:
+                monitor.gone[rank] = why
+            elif not monitor.started:
                 return f"worker {rank} ended before the training began: {why}"
             else:
-                events.append(watch.lose(rank, why))
-                # One that was told that it cannot take part would only be told so again.
-                if restart and ended[rank] != BAD_INPUT and restarts[rank] < RESTARTS:
+                events.append(monitor.mark_gone(rank, why))
+                # A worker whose input is bad would only fail again.
+                if restart and codes[rank] != BAD_INPUT and restarts[rank] < MAX_RESTARTS:
                     restarts[rank] += 1
                     workers.start(rank)
-                    watch.regain(rank)
-                    known.remove(rank)
+                    monitor.mark_restarted(rank)
+                    handled.remove(rank)
                     events.append(f"worker {rank} started again")
-        show(watch.view(), events)
-        if len(known) == workers.count:
-            done = any(report.state == DONE for report in watch.reports)
-            return "" if done or stops.count else f"no worker is left: {next(iter(watch.gone.values()))}"
-        if stops.count:
-            workers.ask_to_stop()
-            if stops.count > 1 or workers.too_slow_to_stop or not watch.started:
+        show(monitor.view(), events)
+        if len(handled) == workers.workers:
+            done = any(status.state == DONE for status in monitor.status)
+            return "" if done or signals.count else f"no worker is left: {next(iter(monitor.gone.values()))}"
+        if signals.count:
+            workers.request_stop()
+            if signals.count > 1 or workers.stop_timed_out or not monitor.started:
                 workers.kill()
-        time.sleep(LOOK_S)
+        time.sleep(POLL_S)
 
 
-def take_part(
-    job_spec: JobSpec, run: Run, rank_info: RankInfo, show: Show, keep: Keep, history: Sequence[Point] = ()
+def train_as_worker(
+    job_spec: JobSpec, run: Run, rank_info: RankInfo, show: Show, on_point: OnPoint, history: Sequence[Point] = ()
 ) -> TrainingResult | None:
-    """Run it as the worker at ``place``; rank 0 watches all of them and has the result."""
+    """Run the job as one of the workers that a launcher started; rank 0 monitors all of them and has the result."""
     rank_info = replace(rank_info, prefix=f"{rank_info.prefix}{run.config.method}/")
     if rank_info.rank != 0:
         run_worker(job_spec, rank_info)
         return None
-    watcher = _Watcher(rank_info, run, job_spec, show, keep, history)
+    monitor = _MonitorThread(rank_info, run, job_spec, show, on_point, history)
     try:
         run_worker(job_spec, rank_info)
     finally:
-        result = watcher.end()
+        result = monitor.finish()
     return result
 
 
-class _Watcher:
-    """Watches all workers beside one's own training."""
+class _MonitorThread:
+    """Monitors all workers from rank 0, while that trains."""
 
     def __init__(
-        self, rank_info: RankInfo, run: Run, job_spec: JobSpec, show: Show, keep: Keep, history: Sequence[Point]
+        self,
+        rank_info: RankInfo,
+        run: Run,
+        job_spec: JobSpec,
+        show: Show,
+        on_point: OnPoint,
+        history: Sequence[Point],
     ) -> None:
-        self.status_board = StatusBoard(rank_info.connect_store())
-        self.watch, self.show = RunMonitor(run, self.status_board, job_spec, keep, history), show
-        self._over = threading.Event()
-        self._thread = threading.Thread(target=self._attend, name="gossamer-watch", daemon=True)
+        self.board = StatusBoard(rank_info.connect_store())
+        self.monitor, self.show = RunMonitor(run, self.board, job_spec, on_point, history), show
+        self._finished = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gossamer-monitor", daemon=True)
         self._thread.start()
 
-    def _attend(self) -> None:
-        while not self._over.wait(LOOK_S):
-            self._look()
+    def _run(self) -> None:
+        while not self._finished.wait(POLL_S):
+            self._poll()
 
-    def _look(self) -> None:
-        events = self.watch.look()
-        for rank, silent_s in enumerate(self.watch.silent_s):
-            if silent_s > LAST_REPORTS_S and self.watch.started and self._missing(rank):
-                events.append(self.watch.lose(rank, f"silent for {silent_s:.0f} s"))
-        self.show(self.watch.view(), events)
+    def _poll(self) -> None:
+        events = self.monitor.poll()
+        for rank, silent_s in enumerate(self.monitor.silent_s):
+            if silent_s > LAST_STATUS_S and self.monitor.started and self._missing(rank):
+                events.append(self.monitor.mark_gone(rank, f"silent for {silent_s:.0f} s"))
+        self.show(self.monitor.view(), events)
 
     def _missing(self, rank: int) -> bool:
-        return rank not in self.watch.gone and self.watch.reports[rank].state not in (DONE, FAILED)
+        return rank not in self.monitor.gone and self.monitor.status[rank].state not in (DONE, FAILED)
 
-    def end(self) -> TrainingResult:
-        """Wait for everybody's last report."""
-        until = time.monotonic() + LAST_REPORTS_S
-        everybody = range(self.watch.run.config.workers)
+    def finish(self) -> TrainingResult:
+        """Wait for the last status of every worker and return the result."""
+        until = time.monotonic() + LAST_STATUS_S
+        everybody = range(self.monitor.run.config.workers)
         while time.monotonic() < until and any(self._missing(rank) for rank in everybody):
             time.sleep(0.02)
-        self._over.set()
+        self._finished.set()
         self._thread.join()
-        self._look()
+        self._poll()
         for rank in everybody:
             if self._missing(rank):
-                self.watch.lose(rank, "no last report")
-        self.status_board.close()
-        return self.watch.result("")
+                self.monitor.mark_gone(rank, "no last status")
+        self.board.close()
+        return self.monitor.result("")

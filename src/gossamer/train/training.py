@@ -1,9 +1,8 @@
-"""One worker's part in a run, from joining the others to its last report."""
+"""One worker's part in a run, from joining the others to its last status."""
 
 from __future__ import annotations
 
 import itertools
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -16,35 +15,27 @@ import torch
 from gossamer.config import Run
 from gossamer.errors import InputError
 from gossamer.process.runtime.swarm import Swarm
+from gossamer.process.runtime.worker_runtime import WorkerRuntime
 from gossamer.process.store.rank_info import RankInfo
-from gossamer.results import to_json_data
-from gossamer.runfolder import CHECKPOINTS, WORKERS, save_model
+from gossamer.runfolder import CHECKPOINTS, save_model
 from gossamer.seeds import stream
-from gossamer.train.checkpoint import Checkpoint, find_checkpoint, worker_file
-from gossamer.train.eval_schedule import EvalSchedule
+from gossamer.train.checkpoint import Checkpoint, find_checkpoint, worker_file, write_state
 from gossamer.train.job_spec import JobSpec
-from gossamer.train.pace import Pace, StepMeter
-from gossamer.train.recording_files import open_recording
-from gossamer.train.state_file import write_state
+from gossamer.train.pacing import EvalSchedule, StepMeter
 from gossamer.train.status import DONE, TRAINING, StatusBoard, WorkerStatus
+from gossamer.train.status_reporter import StatusReporter
 from gossamer.train.stop_coordinator import StopCoordinator
 from gossamer.train.worker_task import LossMeter, WorkerTask
 from gossamer.vector_math import distance
 
-TELL_S = 0.2
-"""How often a worker reports, beside its training."""
-
-LINE_S = 1.0
-"""The least time between two lines of a worker's own metrics; long runs take them further apart."""
-
 ROUNDING = 1e-6
-"""How far the mean of models that are alike may be from them, relative to their length."""
+"""How far the mean of equal models may be from them, relative to their norm."""
 
 CUMULATIVE = ("seconds", "idle_s", "loss_sum", "loss_count", "exchanges", "bytes_sent", "lost", "refused")
-"""Figures of a worker that go on where they were when a run is resumed."""
+"""Counts of a worker that continue when a run is resumed."""
 
-HOPELESS = 10
-"""So many losses in a row that are not finite: nobody's weights have helped."""
+MAX_NONFINITE = 10
+"""This many losses in a row that are not finite: the worker has diverged, and no peer's weights have helped."""
 
 
 class Training:
@@ -55,363 +46,303 @@ class Training:
         job_spec: JobSpec,
         run: Run,
         rank_info: RankInfo,
-        status_board: StatusBoard,
-        stop_coordinator: StopCoordinator,
-        orphaned: Callable[[], bool],
-    ):
-        self.job_spec, self.run, self.rank_info, self.status_board, self.stop_coordinator = (
-            job_spec,
-            run,
-            rank_info,
-            status_board,
-            stop_coordinator,
-        )
-        self._orphaned = orphaned
-        self.before = WorkerStatus(rank_info.rank)
-        """What this worker had done when the run was resumed."""
-        earlier = status_board.get(rank_info.rank)
-        self.made_before = 0 if earlier is None else earlier.steps
-        """Steps that a process made which was this worker before it died."""
-        self.report = WorkerStatus(rank_info.rank, steps=self.made_before)
-        self.job = WorkerTask(run, rank_info.rank)
+        board: StatusBoard,
+        coordinator: StopCoordinator,
+        should_stop: Callable[[], bool],
+    ) -> None:
+        self.job_spec, self.run, self.rank_info, self.board = job_spec, run, rank_info, board
+        self.coordinator, self._should_stop = coordinator, should_stop
+        self.rank = rank_info.rank
+        self._resumed_status = WorkerStatus(self.rank)
+        """The counts of this worker when the run was resumed."""
+        earlier = board.get(self.rank)
+        self._steps_before_restart = 0 if earlier is None else earlier.steps
+        """Steps of an earlier process of this worker that died."""
+        self.status = WorkerStatus(self.rank, steps=self._steps_before_restart)
+        self.task = WorkerTask(run, self.rank)
         self.checkpoint: Checkpoint | None = None
         if job_spec.checkpoint:
             self.checkpoint = find_checkpoint(Path(job_spec.checkpoint))
-        c = run.config
-        rng = stream(c.seed, "compute", rank_info.rank)
-        self.pace = Pace(job_spec.compute(c.workers), job_spec.waits, rank_info.rank, rng, stop_coordinator.asked)
-        method = run.method()
-        self.meter = StepMeter(max(1, getattr(method, "period", 1)))
-        self.losses = LossMeter(self.job.device)
+        c, method = run.config, run.method()
+        self.pace = job_spec.pace(run, self.rank, coordinator.stop_requested)
+        self.step_meter = StepMeter(max(1, getattr(method, "period", 1)))
+        self.losses = LossMeter(self.task.device)
         self.eval_schedule = EvalSchedule(c.eval_every, c.workers)
         self.lockstep = method.lockstep
-        self._saved = 0
-        self._wanted = 0
+        self._saved_at = 0
+        self._checkpoint_requested = 0
+        self.reporter = StatusReporter(board, job_spec.path, job_spec.trace, self.status)
+        self.runtime: WorkerRuntime | None = None
         self.swarm: Swarm | None = None
-        self.recording = open_recording(job_spec.path, rank_info.rank, job_spec.trace)
         self._began = 0.0
         self._trained = False
-        self._measuring = threading.Lock()
-        self._ended = threading.Event()
-        self._teller = threading.Thread(target=self._tell, name="gossamer-tell", daemon=True)
-        self.events: list[str] = []
-        self._next_line_s = 0.0
+        self._measure_lock = threading.Lock()
 
-    # The training itself
+    # Training
 
-    def whole(self) -> WorkerStatus:
-        """Join, train, average, look at the outcome; returns the last report, which is on the status_board too."""
-        self.status_board.put(self.report)
-        if self.checkpoint is not None and not self.goes_on:
-            self._start_from_average(self.checkpoint)
-        swarm = self.swarm = Swarm(
-            self.job.model,
-            self.job.optimizer,
+    def run_all(self) -> WorkerStatus:
+        """Join, train, average and evaluate; return the last status, which is published too."""
+        self.board.put(self.status)
+        if self.checkpoint is not None and not self._continues:
+            self._load_average(self.checkpoint)
+        recording = self.reporter.recording
+        runtime = self.runtime = WorkerRuntime(
+            self.task.model,
+            self.task.optimizer,
             self.run.method(),
             self.run.topology,
             self.rank_info,
             self.run.config.seed,
-            recorder=self.recording.recorder if self.recording is not None else None,
+            recorder=recording.recorder if recording is not None else None,
         )
-        if self.recording is not None:
-            self.recording.began(swarm.step_recorder.began_ns, swarm.step_recorder.now())
+        swarm = self.swarm = Swarm(runtime)
+        if recording is not None:
+            recording.begin(runtime.step_recorder)
         try:
             if self.checkpoint is None:
-                self._start_apart()
-            elif self.goes_on:
-                self._go_on(self.checkpoint.state(self.rank_info.rank))
+                self._displace_start()
+            elif self._continues:
+                self._load_state(self.checkpoint.state(self.rank))
             self._began = time.monotonic()
-            self.report.state = TRAINING
-            self._teller.start()
+            self.status.state = TRAINING
+            stopping = self.coordinator.stop_requested
+            self.reporter.start(self._update_status, stopping, runtime.step_recorder, swarm.events)
             for _ in self._turns():
-                number = self.made
-                if not self.stop_coordinator.passes(number):
+                step = self.steps_done
+                if not self.coordinator.may_begin(step):
                     break
-                self._step(number)
+                self._step(step)
                 self._save_if_due()
-            self._end(swarm)
+            self._finish(swarm)
         except BaseException:
             if self._began:
                 self._measure()
             swarm.close()
             raise
         finally:
-            # What it has to say last must not come after, and in place of, how this ended.
-            self._ended.set()
-            if self._teller.is_alive():
-                self._teller.join()
-        self._say()
-        return self.report
+            self.reporter.stop()
+        self.reporter.publish_last(runtime.step_recorder)
+        return self.status
 
     @property
-    def goes_on(self) -> bool:
-        """Whether this worker goes on as the one that it was in the checkpoint."""
-        return self.checkpoint is not None and self.checkpoint.fits(self.rank_info.workers) and not self.made_before
+    def _continues(self) -> bool:
+        """Whether this worker continues as the one that it was in the checkpoint."""
+        return (
+            self.checkpoint is not None
+            and self.checkpoint.fits(self.rank_info.workers)
+            and not self._steps_before_restart
+        )
 
     @property
-    def made(self) -> int:
-        """The steps of this worker so far, those before a restart or before the run was resumed included."""
-        assert self.swarm is not None
-        if self.made_before and not self.lockstep:
-            return self.swarm.worker.step + self.made_before
-        started_anew = self.checkpoint is not None and not self.checkpoint.fits(self.rank_info.workers)
-        earlier = self.checkpoint.mean_made() if self.checkpoint is not None and started_anew else 0
-        return self.swarm.worker.step + earlier
+    def steps_done(self) -> int:
+        """The steps of this worker so far, including those before a restart or a resume."""
+        assert self.runtime is not None
+        step = self.runtime.worker.step
+        if self._steps_before_restart and not self.lockstep:
+            return step + self._steps_before_restart
+        if self.checkpoint is not None and not self.checkpoint.fits(self.rank_info.workers):
+            return step + self.checkpoint.mean_steps()
+        return step
 
     def _turns(self) -> Iterator[None]:
-        """One per step that this worker shall make."""
+        """Yield once per step that this worker shall make."""
         assert self.swarm is not None
         c = self.run.config
         if not self.lockstep:
-            # A worker that goes on has told the swarm what was made before; to one that starts anew it is new.
-            earlier = 0 if self.checkpoint is None or self.goes_on else self.checkpoint.total_made(c.workers)
+            # A worker that continues has told the swarm how many steps were made; one that starts anew has not.
+            earlier = 0 if self.checkpoint is None or self._continues else self.checkpoint.total_steps(c.workers)
             yield from self.swarm.batches(itertools.repeat(None), total_steps=c.steps * c.workers - earlier)
-        while self.lockstep and self.made < c.steps:
+        while self.lockstep and self.steps_done < c.steps:
             yield None
 
-    def _step(self, number: int) -> None:
+    def _step(self, step: int) -> None:
         began = time.monotonic()
-        loss = self.job.gradient(number)
+        loss = self.task.gradient(step)
         if loss is not None:
             self.losses.add(loss)
-            if self.eval_schedule.guessing:
-                self.job.settle()
-                # Looking is about a third of a gradient.
-                self.eval_schedule.expect(began, (time.monotonic() - began) * self.job.test_batches / 3)
+            if self.eval_schedule.estimating:
+                self.task.synchronize()
+                # An evaluation costs about a third of a gradient per mini-batch.
+                cost_s = (time.monotonic() - began) * self.task.num_test_batches / 3
+                self.eval_schedule.estimate(began, cost_s)
         if not self.pace.natural:
-            self.job.settle()
-            self.pace.keep(began)
-        self.job.update(number)
-        self.meter.add(time.monotonic())
-        if self.made > number:
-            self._look_if_due()
+            self.task.synchronize()
+            self.pace.delay(began)
+        self.task.update(step)
+        self.step_meter.add(time.monotonic())
+        if self.steps_done > step:
+            self._evaluate_if_due()
 
-    def _look_if_due(self) -> None:
+    def _evaluate_if_due(self) -> None:
         began = time.monotonic()
-        if self.eval_schedule.due(began, self.made):
-            # A model may draw random numbers also when it is looked at: those of the training stay what they are.
-            with torch.random.fork_rng([self.job.device] if self.job.device.type == "cuda" else []):
-                self.report.own_loss, self.report.own_accuracy = self.job.scores()
+        if self.eval_schedule.due(began, self.steps_done):
+            # A model may draw random numbers in evaluation too; training's stay the same.
+            with torch.random.fork_rng([self.task.device] if self.task.device.type == "cuda" else []):
+                self.status.own_loss, self.status.own_accuracy = self.task.evaluate()
             now = time.monotonic()
-            self.eval_schedule.took(now, now - began)
+            self.eval_schedule.evaluated(now, now - began)
 
-    def _start_apart(self) -> None:
-        """Tasks may start every worker from a place of its own: move there from where all are."""
+    def _displace_start(self) -> None:
+        """Move to this worker's own start, if the task has one per worker (the consensus task)."""
         task = self.run.task
-        if task.start is not None and self.swarm is not None:
-            away = torch.as_tensor(
-                task.start(self.rank_info.rank, stream(self.run.config.seed, "start", self.rank_info.rank))
-            )
-            with self.swarm.state.lock:
-                x = self.swarm.flat_model.x
-                self.swarm.flat_model.load_weights(x.add_(away.to(x)))
+        if task.start is not None and self.runtime is not None:
+            start = task.start(self.rank, stream(self.run.config.seed, "start", self.rank))
+            with self.runtime.state.lock:
+                x = self.runtime.flat_model.x
+                self.runtime.flat_model.load_weights(x.add_(torch.as_tensor(start).to(x)))
+
+    def _finish(self, swarm: Swarm) -> None:
+        """Make the final average, and evaluate before and after it."""
+        self.task.synchronize()
+        self.status.interrupted = self.coordinator.stop_requested.is_set() and self.status.diverged_at is None
+        if self.status.interrupted:
+            self._save_last()
+        with self._measure_lock:
+            self._measure()
+            self._trained = True
+        self.status.own_loss, self.status.own_accuracy = self.task.evaluate()
+        own = _parameters(self.task)
+        swarm.finish()
+        self._measure_exchanges()
+        self.status.consensus = _rounded_distance(own, _parameters(self.task))
+        self.status.loss, self.status.accuracy = self.task.evaluate()
+        self.status.state = DONE
+        folder = self.job_spec.path
+        if folder is not None and self.board.agree("model", self.rank) == self.rank:
+            c = self.run.config
+            about = {"method": c.method, "topology": c.topology, "workers": c.workers, "seed": c.seed, "steps": c.steps}
+            try:
+                save_model(folder, self.task.weights(), {name: str(value) for name, value in about.items()})
+            except InputError as error:
+                self.status.error = str(error)
 
     # Checkpoints
 
     def _save_if_due(self) -> None:
-        """Where workers wait for each other at the same step for all, elsewhere when they are asked to."""
+        """Workers in lockstep write a checkpoint at the same step, others when the monitor requests one."""
         every, workers = self.job_spec.checkpoint_every, self.rank_info.workers
-        if self.lockstep and every and self.made % every == 0:
-            self._save(self.made * workers)
-        elif not self.lockstep and self._wanted > self._saved:
-            self._save(self._wanted)
+        if self.lockstep and every and self.steps_done % every == 0:
+            self._save(self.steps_done * workers)
+        elif not self.lockstep and self._checkpoint_requested > self._saved_at:
+            self._save(self._checkpoint_requested)
 
     def _save_last(self) -> None:
-        """The run was stopped: keep where it is."""
-        told = [self.status_board.get(rank) for rank in range(self.rank_info.workers)]
-        total = self.made * self.rank_info.workers if self.lockstep else sum(report.steps for report in told if report)
-        self._save(self.status_board.agree("last checkpoint", total))
+        """Write the checkpoint of a run that was stopped."""
+        workers = self.rank_info.workers
+        published = [self.board.get(rank) for rank in range(workers)]
+        total = self.steps_done * workers if self.lockstep else sum(status.steps for status in published if status)
+        self._save(self.board.agree("last checkpoint", total))
 
-    def _save(self, total_made: int) -> None:
-        """Write this worker's part of the checkpoint of that name; a full disk is no reason to stop training."""
+    def _save(self, total_steps: int) -> None:
+        """Write this worker's file of the checkpoint of that name; a full disk does not stop training."""
         folder = self.job_spec.path
-        if folder is None or total_made <= self._saved:
+        if folder is None or total_steps <= self._saved_at:
             return
-        self._saved = total_made
-        path = worker_file(folder / CHECKPOINTS / str(total_made), self.rank_info.rank)
+        self._saved_at = total_steps
+        path = worker_file(folder / CHECKPOINTS / str(total_steps), self.rank)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            write_state(path, self._state(), self.made)
+            write_state(path, self._state(), self.steps_done)
         except OSError as error:
-            self.events.append(f"no checkpoint after {total_made} steps: {error.strerror}; training goes on")
+            self.reporter.events.append(f"no checkpoint after {total_steps} steps: {error.strerror}; training goes on")
 
     def _state(self) -> dict[str, Any]:
-        """Everything that this worker is."""
         assert self.swarm is not None
-        with self._measuring:
+        with self._measure_lock:
             self._measure()
-            report = asdict(self.report)
+            status = asdict(self.status)
         state = {
-            "report": {name: report[name] for name in CUMULATIVE},
+            "status": {name: status[name] for name in CUMULATIVE},
             "swarm": self.swarm.state_dict(),
-            "model": self.job.model.state_dict(),
-            "optimizer": self.job.optimizer.state_dict(),
+            "model": self.task.model.state_dict(),
+            "optimizer": self.task.optimizer.state_dict(),
             "compute_rng": self.pace.rng.bit_generator.state,
             "torch_rng": torch.get_rng_state(),
         }
-        if self.job.device.type == "cuda":
-            state["cuda_rng"] = torch.cuda.get_rng_state(self.job.device)
+        if self.task.device.type == "cuda":
+            state["cuda_rng"] = torch.cuda.get_rng_state(self.task.device)
         return state
 
-    def _go_on(self, state: dict[str, Any]) -> None:
-        """Be what this worker was."""
+    def _load_state(self, state: dict[str, Any]) -> None:
+        """Continue from this worker's own state."""
         assert self.swarm is not None
         assert self.checkpoint is not None
         try:
-            self.job.model.load_state_dict(state["model"])
-            # The same count for all: what each of them saw of it differs by what was under way.
-            self.swarm.load_state_dict(
-                {**state["swarm"], "batches": self.checkpoint.total_made(self.rank_info.workers)}
-            )
-            self.job.optimizer.load_state_dict(state["optimizer"])
+            self.task.model.load_state_dict(state["model"])
+            # The same count on all workers: what each of them knew of it differs by what was in flight.
+            total_steps = self.checkpoint.total_steps(self.rank_info.workers)
+            self.swarm.load_state_dict({**state["swarm"], "batches": total_steps})
+            self.task.optimizer.load_state_dict(state["optimizer"])
         except (RuntimeError, ValueError, KeyError) as error:
             raise self._unfit(error) from None
-        self.before = replace(self.before, **state["report"])
+        self._resumed_status = replace(self._resumed_status, **state["status"])
         self.pace.rng.bit_generator.state = state["compute_rng"]
         torch.set_rng_state(state["torch_rng"])
-        if self.job.device.type == "cuda" and "cuda_rng" in state:
-            torch.cuda.set_rng_state(state["cuda_rng"], self.job.device)
+        if self.task.device.type == "cuda" and "cuda_rng" in state:
+            torch.cuda.set_rng_state(state["cuda_rng"], self.task.device)
 
-    def _start_from_average(self, checkpoint: Checkpoint) -> None:
-        """There were other workers than now: all start from the mean of what those had."""
+    def _load_average(self, checkpoint: Checkpoint) -> None:
+        """Start from the mean of the workers in a checkpoint of another number of workers."""
         average = checkpoint.average()
         try:
-            self.job.model.load_state_dict(average["model"])
-            self.job.optimizer.load_state_dict(average["optimizer"])
+            self.task.model.load_state_dict(average["model"])
+            self.task.optimizer.load_state_dict(average["optimizer"])
         except (RuntimeError, ValueError, KeyError) as error:
             raise self._unfit(error) from None
-        self.before = replace(self.before, seconds=average["report"]["seconds"])
+        self._resumed_status = replace(self._resumed_status, seconds=average["status"]["seconds"])
 
     def _unfit(self, error: Exception) -> InputError:
         why = " ".join(str(error).split())
-        return InputError(
-            f"the checkpoint {self.job_spec.checkpoint} is not of this model, method and optimizer: {why}"
-        )
+        path = self.job_spec.checkpoint
+        return InputError(f"the checkpoint {path} is not of this model, method and optimizer: {why}")
 
-    def _end(self, swarm: Swarm) -> None:
-        """The last average, and what the test set says before and after it."""
-        self.job.settle()
-        self.report.interrupted = self.stop_coordinator.asked.is_set() and self.report.diverged_at is None
-        if self.report.interrupted:
-            self._save_last()
-        with self._measuring:
-            self._measure()
-            self._trained = True
-        self.report.own_loss, self.report.own_accuracy = self.job.scores()
-        own = _vector(self.job)
-        swarm.finish()
-        self._count()
-        self.report.consensus = _distance(own, _vector(self.job))
-        self.report.loss, self.report.accuracy = self.job.scores()
-        self.report.state = DONE
-        folder = self.job_spec.path
-        if folder is not None and self.status_board.agree("model", self.rank_info.rank) == self.rank_info.rank:
-            try:
-                save_model(folder, self.job.weights(), self._facts())
-            except InputError as error:
-                self.report.error = str(error)
+    # Status (in the status thread, and at the end)
 
-    def _facts(self) -> dict[str, str]:
-        c = self.run.config
-        facts = {"method": c.method, "topology": c.topology, "workers": c.workers, "seed": c.seed, "steps": c.steps}
-        return {name: str(value) for name, value in facts.items()}
-
-    # Beside the training
-
-    def _tell(self) -> None:
-        assert self.swarm is not None
-        while not self._ended.wait(TELL_S if not self.stop_coordinator.asked.is_set() else 0.02):
-            if self._orphaned():
-                self.stop_coordinator.asked.set()
-            with self._measuring:
-                if not self._trained:
-                    self._measure()
-            if self.losses.bad_in_a_row() >= HOPELESS and self.report.diverged_at is None:
-                self.report.diverged_at = self.made
-                self.stop_coordinator.asked.set()
-            self._put()
-            self._line()
-            self._record()
-            self._wanted = max(self._wanted, self.status_board.wanted_checkpoint())
-            self.stop_coordinator.poll(self.status_board, self._gone)
+    def _update_status(self) -> None:
+        if self._should_stop():
+            self.coordinator.stop_requested.set()
+        with self._measure_lock:
+            if not self._trained:
+                self._measure()
+        if self.losses.nonfinite_in_a_row() >= MAX_NONFINITE and self.status.diverged_at is None:
+            self.status.diverged_at = self.steps_done
+            self.coordinator.stop_requested.set()
+        self._checkpoint_requested = max(self._checkpoint_requested, self.board.requested_checkpoint())
+        self.coordinator.poll(self.board, self._gone)
 
     def _gone(self, rank: int) -> bool:
-        """Whether a worker takes part in nothing any more."""
-        assert self.swarm is not None
-        said = self.status_board.get(rank)
-        return self.swarm.heartbeats.dead(rank) or (said is not None and said.state == DONE)
+        """Return whether a worker is dead or done."""
+        assert self.runtime is not None
+        status = self.board.get(rank)
+        return self.runtime.heartbeats.dead(rank) or (status is not None and status.state == DONE)
 
     def _measure(self) -> None:
-        """Bring the report up to date; only while training, since the end has figures of its own."""
+        """Update the counts in the status; only while training, since the final ones differ."""
         assert self.swarm is not None
-        report, before, metrics = self.report, self.before, self.swarm.metrics()
-        report.steps, report.seconds = self.made, before.seconds + time.monotonic() - self._began
-        report.step_s = self.meter.mean_s()
-        report.idle_s, report.consensus = before.idle_s + metrics.idle_s, metrics.consensus
+        status, before, metrics = self.status, self._resumed_status, self.swarm.metrics()
+        status.steps, status.seconds = self.steps_done, before.seconds + time.monotonic() - self._began
+        status.step_s = self.step_meter.mean_s()
+        status.idle_s, status.consensus = before.idle_s + metrics.idle_s, metrics.consensus
         loss_sum, loss_count = self.losses.sum_and_count()
-        report.loss_sum, report.loss_count = before.loss_sum + loss_sum, before.loss_count + loss_count
-        # In the end everybody leaves: what breaks then was not lost.
-        report.lost, report.peers_alive = before.lost + metrics.lost, metrics.peers_alive
-        self._count()
+        status.loss_sum, status.loss_count = before.loss_sum + loss_sum, before.loss_count + loss_count
+        # Not at the end, where all workers leave and connections break.
+        status.lost, status.peers_alive = before.lost + metrics.lost, metrics.peers_alive
+        self._measure_exchanges()
 
-    def _count(self) -> None:
-        """What was exchanged so far; this goes on until the end, since who is done serves those that are not."""
+    def _measure_exchanges(self) -> None:
+        """Update the counts of exchanges; until the end, since a worker that is done serves those that are not."""
         assert self.swarm is not None
-        report, before, metrics = self.report, self.before, self.swarm.metrics()
-        report.exchanges = before.exchanges + metrics.exchanges
-        report.bytes_sent = before.bytes_sent + metrics.bytes_sent
-        report.refused = before.refused + metrics.refused
-
-    def _line(self) -> None:
-        """Add a line to this worker's own metrics, now and then."""
-        if self.report.seconds >= self._next_line_s:
-            self._next_line_s = self.report.seconds + max(LINE_S, self.report.seconds / 200)
-            self._write_line()
-
-    def _write_line(self) -> None:
-        folder = self.job_spec.path
-        if folder is None:
-            return
-        line = {name: value for name, value in asdict(self.report).items() if name != "events"}
-        path = folder / WORKERS / f"{self.rank_info.rank}.jsonl"
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("a", encoding="utf-8") as lines:
-                lines.write(json.dumps(to_json_data(line)) + "\n")
-        except OSError as error:
-            self._tell_once(f"{path} cannot be written to: {error.strerror}; training goes on")
-
-    def _record(self, ended: bool = False) -> None:
-        """Renew the recording."""
-        if self.recording is None or self.swarm is None:
-            return
-        try:
-            self.recording.write(self.swarm.step_recorder.now(), ended)
-        except (OSError, InputError) as error:
-            self.recording = None
-            self._tell_once(f"{error}; training goes on")
-
-    def _tell_once(self, events: str) -> None:
-        if events not in self.events:
-            self.events.append(events)
-
-    def _say(self) -> None:
-        """The last word."""
-        self._write_line()
-        self._record(ended=True)
-        self._put()
-
-    def _put(self) -> None:
-        assert self.swarm is not None
-        self.report.events = [*self.swarm.events, *self.events]
-        self.status_board.put(self.report)
+        status, before, metrics = self.status, self._resumed_status, self.swarm.metrics()
+        status.exchanges = before.exchanges + metrics.exchanges
+        status.bytes_sent = before.bytes_sent + metrics.bytes_sent
+        status.refused = before.refused + metrics.refused
 
 
-def _vector(job: WorkerTask) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in job.model.parameters() if p.requires_grad])
+def _parameters(task: WorkerTask) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in task.model.parameters() if p.requires_grad])
 
 
-def _distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    """How far apart two models are; 0 for those that are alike up to the rounding of a mean."""
-    apart = distance(a, b)
-    return apart if apart > ROUNDING * float(torch.linalg.vector_norm(b)) else 0.0
+def _rounded_distance(a: torch.Tensor, b: torch.Tensor) -> float:
+    """Return the distance of two models; 0 if they are equal up to the rounding of a mean."""
+    d = distance(a, b)
+    return d if d > ROUNDING * float(torch.linalg.vector_norm(b)) else 0.0

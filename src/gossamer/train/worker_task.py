@@ -1,4 +1,4 @@
-"""A task on one worker: its model, its share of the data in its job_spec, and what the test set says.
+"""The task of one worker: its model, its mini-batches in their order, its evaluation on the test set.
 
 The same seed gives the same initial weights, the same partition and the same mini-batches as in the virtual cluster.
 """
@@ -13,8 +13,7 @@ from gossamer.process.store.rank_info import find_local_rank
 from gossamer.seeds import stream
 from gossamer.tasks import worker_batches
 
-TEST_PIECE = 1000
-"""Samples of the test set that are evaluated at a time."""
+TEST_BATCH = 1000
 
 
 class WorkerTask:
@@ -26,7 +25,7 @@ class WorkerTask:
         self.device = _own_device(c.device)
         torch.manual_seed(c.seed)
         self.model = run.task.model().to(self.device)
-        # From here on every worker draws its own, for dropout and the like.
+        # From here on each worker draws its own random numbers, for dropout and the like.
         torch.manual_seed(int(stream(c.seed, "torch", rank).integers(2**63)))
         self.optimizer = run.make_optimizer([p for p in self.model.parameters() if p.requires_grad])
         self._lrs = [group["lr"] for group in self.optimizer.param_groups]
@@ -35,7 +34,7 @@ class WorkerTask:
         self._test = tuple(part.to(self.device) for part in run.task.test)
 
     def gradient(self, number: int) -> Tensor | None:
-        """Leave the gradient of mini-batch ``number`` in the parameters; returns its loss, if the task has one."""
+        """Compute the gradient of mini-batch ``number`` into the parameters; return its loss, if the task has one."""
         self.optimizer.zero_grad()
         if not self.run.task.gradients:
             return None
@@ -46,14 +45,14 @@ class WorkerTask:
         return loss.detach()
 
     def update(self, number: int) -> None:
-        """The optimizer's step, at the learning rate that step ``number`` has."""
+        """Make the optimizer's step at the learning rate of step ``number``."""
         factor = self.run.schedule(number)
         for group, lr in zip(self.optimizer.param_groups, self._lrs, strict=True):
             group["lr"] = lr * factor
         self.optimizer.step()
 
-    def settle(self) -> None:
-        """Wait until the device has done what it was given."""
+    def synchronize(self) -> None:
+        """Wait until the device has finished its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -72,55 +71,55 @@ class WorkerTask:
         return outputs.float() if outputs.dtype == torch.bfloat16 else outputs
 
     @property
-    def test_batches(self) -> float:
-        """How many mini-batches the test set would make."""
+    def num_test_batches(self) -> float:
+        """How many mini-batches the test set makes."""
         return len(self._test[0]) / self.run.config.batch
 
     @torch.no_grad()
-    def scores(self) -> tuple[float | None, float | None]:
-        """Loss and accuracy on the test set, as far as the task has them."""
+    def evaluate(self) -> tuple[float | None, float | None]:
+        """Return loss and accuracy on the test set, as far as the task has them."""
         task, (inputs, targets) = self.run.task, self._test
         if not task.gradients:
             return None, None
         self.model.eval()
         loss, correct = 0.0, 0.0
-        for at in range(0, len(inputs), TEST_PIECE):
-            some = slice(at, at + TEST_PIECE)
-            outputs, share = self._outputs(inputs[some]), len(targets[some]) / len(targets)
-            loss += share * float(task.loss(outputs, targets[some]))
+        for start in range(0, len(inputs), TEST_BATCH):
+            batch = slice(start, start + TEST_BATCH)
+            outputs, share = self._outputs(inputs[batch]), len(targets[batch]) / len(targets)
+            loss += share * float(task.loss(outputs, targets[batch]))
             if task.correct is not None:
-                correct += share * float(task.correct(outputs, targets[some]))
+                correct += share * float(task.correct(outputs, targets[batch]))
         return loss, None if task.correct is None else correct
 
     def weights(self) -> dict[str, Tensor]:
-        """The model's state_dict, in memory of its own."""
+        """Return a copy of the model's state_dict in host memory."""
         return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in self.model.state_dict().items()}
 
 
 class LossMeter:
-    """The losses of a worker's mini-batches, summed where they are computed: the device is never waited for."""
+    """Sums the losses of a worker's mini-batches on their device, so that the host never waits for it."""
 
     def __init__(self, device: torch.device) -> None:
         self._sum_and_count = torch.zeros(2, dtype=torch.float64, device=device)
-        self._bad = torch.zeros((), dtype=torch.int64, device=device)
+        self._num_nonfinite = torch.zeros((), dtype=torch.int64, device=device)
 
     def add(self, loss: Tensor) -> None:
         finite = torch.isfinite(loss)
         self._sum_and_count += torch.stack((torch.where(finite, loss, 0.0), finite))
-        self._bad = (self._bad + 1) * ~finite
+        self._num_nonfinite = (self._num_nonfinite + 1) * ~finite
 
     def sum_and_count(self) -> tuple[float, int]:
-        """Of those that were finite; both as of the same mini-batch, whoever asks."""
+        """Return sum and number of the finite losses, both as of the same mini-batch."""
         total, count = self._sum_and_count.tolist()
         return total, int(count)
 
-    def bad_in_a_row(self) -> int:
-        """How many of the newest mini-batches had a loss that was not finite."""
-        return int(self._bad)
+    def nonfinite_in_a_row(self) -> int:
+        """Return how many of the newest losses in a row were not finite."""
+        return int(self._num_nonfinite)
 
 
 def _own_device(name: str) -> torch.device:
-    """This worker's device: where there are several GPUs, workers of one machine share them out."""
+    """Return this worker's device: workers of one machine are spread over its GPUs."""
     device = find_device(name)
     if device.type != "cuda":
         return device

@@ -1,7 +1,4 @@
-"""Gloo process groups of our own making, beside whatever the user has.
-
-Everything here that torch keeps private is in this file.
-"""
+"""Gloo process groups of our own, independent of the user's. All uses of torch's private gloo API are in this file."""
 
 from __future__ import annotations
 
@@ -23,118 +20,119 @@ from torch import Tensor
 
 from gossamer.process.thread_priority import lower_priority
 
-_VECTOR, _END, _THANKS, _NEVER_SENT = 2, 3, 4, 9
-"""Tags: of vectors that are traded, of what follows them, and one under which nothing is ever sent."""
+_VECTOR, _TRAILER, _RECEIPT, _NEVER_SENT = 2, 3, 4, 9
+"""Tags of the messages of a pair exchange, and one under which nothing is ever sent."""
 
-_FOR_EVER = timedelta(days=1)
-"""For gloo itself: how long is waited is for us to say."""
+_NO_TIMEOUT = timedelta(days=1)
+"""Gloo's own timeout after connecting: deadlines are ours to set."""
 
-_CONNECTING = 5
-"""Gloo takes so many times its timeout to connect."""
+_CONNECT_FACTOR = 5
+"""Gloo takes up to 5 times its timeout to connect."""
 
-_LOOK_S = 0.1
-_LAST_WORDS_S = 0.5
-"""So long after a group was severed its thread has noticed, or never will."""
+_POLL_S = 0.1
+_NOTICE_S = 0.5
+"""How long a group's thread may take to notice that the group's connections were closed."""
 
 _stuck: list[tuple[Any, dist.Work]] = []
-"""Groups whose thread has not noticed that nobody waits for it any more: whoever destroyed one would wait for it."""
+"""Groups whose thread still waits in an abandoned collective: destroying one would block."""
 
 
 @lru_cache(maxsize=2)
-def _device(beside: bool) -> Any:
-    """One network device for all groups of this process: one thread instead of one each. Groups that are used beside
-    the training have another than those that it waits for, whose thread gives way."""
+def _device(low_priority: bool) -> Any:
+    """Return the network device that all groups of one priority share: one thread instead of one per group."""
     interface = os.environ.get("GLOO_SOCKET_IFNAME")
     if interface:
         return dist.ProcessGroupGloo.create_device(interface=interface.split(",")[0])
     return dist.ProcessGroupGloo.create_default_device()
 
 
-def make_group(store: dist.Store, name: str, rank: int, size: int, timeout_s: float, beside: bool = False) -> Any:
-    """A group of ``size`` members that meet under ``name``; raises when they do not within ``timeout_s``.
+def connect(store: dist.Store, name: str, rank: int, size: int, timeout_s: float, low_priority: bool = False) -> Any:
+    """Connect the ``size`` members that use ``name`` to a process group; RuntimeError if that takes too long.
 
-    ``beside``: it is used beside the training, and its threads give way to that. They hold nothing that the training
-    may wait for.
+    ``low_priority``: the group's threads run at low priority. They hold nothing that the training may wait for.
     """
-    if beside:
-        with ThreadPoolExecutor(1, initializer=lower_priority) as yielding:
-            return yielding.submit(_make_group, store, name, rank, size, timeout_s, beside).result()
-    return _make_group(store, name, rank, size, timeout_s, beside)
+    if low_priority:
+        # The group's threads inherit the priority of the thread that makes them.
+        with ThreadPoolExecutor(1, initializer=lower_priority) as executor:
+            return executor.submit(_connect, store, name, rank, size, timeout_s, low_priority).result()
+    return _connect(store, name, rank, size, timeout_s, low_priority)
 
 
-def _make_group(store: dist.Store, name: str, rank: int, size: int, timeout_s: float, beside: bool) -> Any:
+def _connect(store: dist.Store, name: str, rank: int, size: int, timeout_s: float, low_priority: bool) -> Any:
     options: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-    options._devices = [_device(beside)]
+    options._devices = [_device(low_priority)]
     options._threads = 1
-    options._timeout = timedelta(seconds=timeout_s) / _CONNECTING
+    options._timeout = timedelta(seconds=timeout_s) / _CONNECT_FACTOR
     group = dist.ProcessGroupGloo(dist.PrefixStore(name, store), rank, size, options)
-    # Building is over; from now on members may be as late as they like.
-    group._set_default_timeout(_FOR_EVER)
+    group._set_default_timeout(_NO_TIMEOUT)
     return group
 
 
 class PairExchange:
-    """Two members, alone in a group, send each other a vector.
+    """The two members of a group send each other a vector.
 
-    When a connection breaks gloo tells those who wait for a message that has not begun. Whoever waits for one that is
-    half through is not told, and waits until its time is up. So a short message goes behind each vector, and another
-    back when that has come: these are waited for, and when they are there so are the vectors.
+    When a connection breaks, gloo reports it to a receive that has not begun, but not to one that is half complete:
+    that one waits until its timeout. So each vector is followed by a short trailer, which the receiver answers with a
+    short receipt. Both ends wait for trailer and receipt first: once these have arrived, so have the vectors.
     """
 
     def __init__(self, group: Any, sent: Tensor, received: Tensor) -> None:
-        self._group, self._other = group, 1 - group.rank()
+        self._group, self._peer = group, 1 - group.rank()
         self._words = torch.zeros(4)
-        end, thanks, *_ = self._words.split(1)
-        # Receives go first: sends that do halve the bandwidth of a slow link.
-        self._vector_in = group.recv([received], self._other, _VECTOR)
-        self._end_in = group.recv([end], self._other, _END)
-        self._thanks_in = group.recv([thanks], self._other, _THANKS)
-        self._vector_out = group.send([sent], self._other, _VECTOR)
-        self._end_out = group.send([self._words[2:3]], self._other, _END)
+        trailer, receipt, *_ = self._words.split(1)
+        # Post receives before sends: the other order halves the bandwidth of a slow link.
+        self._vector_in = group.recv([received], self._peer, _VECTOR)
+        self._trailer_in = group.recv([trailer], self._peer, _TRAILER)
+        self._receipt_in = group.recv([receipt], self._peer, _RECEIPT)
+        self._vector_out = group.send([sent], self._peer, _VECTOR)
+        self._trailer_out = group.send([self._words[2:3]], self._peer, _TRAILER)
 
-    def wait(self, within_s: float) -> None:
-        """Raises RuntimeError if it fails, or takes longer; the connection is closed then."""
-        until = time.monotonic() + within_s
+    def wait(self, timeout_s: float) -> None:
+        """Wait until both vectors have arrived. RuntimeError if that fails or takes longer: the connection is closed."""
+        until = time.monotonic() + timeout_s
 
         def finish(work: dist.Work) -> None:
             work.wait(timedelta(seconds=max(until - time.monotonic(), 0.001)))
 
-        finish(self._end_in)
+        finish(self._trailer_in)
         finish(self._vector_in)
-        thanks_out = self._group.send([self._words[3:]], self._other, _THANKS)
-        finish(self._thanks_in)
-        for work in (self._vector_out, self._end_out, thanks_out):
+        receipt_out = self._group.send([self._words[3:]], self._peer, _RECEIPT)
+        finish(self._receipt_in)
+        for work in (self._vector_out, self._trailer_out, receipt_out):
             finish(work)
 
 
-def wait(group: Any, work: dist.Work, within_s: float, over: Callable[[], bool]) -> None:
-    """Wait for a collective operation of ``group``. Raises RuntimeError if it fails or takes longer, and soon after it
-    is ``over``, for instance since ``group`` was severed, even if gloo does not notice (see ``PairExchange``)."""
+def wait(group: Any, work: dist.Work, timeout_s: float, abandoned: Callable[[], bool]) -> None:
+    """Wait for a collective of ``group``.
+
+    RuntimeError if it fails, takes longer than ``timeout_s``, or soon after ``abandoned()``, for instance because the
+    group was closed, even if gloo does not notice (see ``PairExchange``).
+    """
     done = threading.Event()
     work.get_future().add_done_callback(lambda _: done.set())
-    until = time.monotonic() + within_s
-    while not done.wait(_LOOK_S):
+    until = time.monotonic() + timeout_s
+    while not done.wait(_POLL_S):
         late = time.monotonic() > until
-        if late or (over() and not done.wait(_LAST_WORDS_S)):
+        if late or (abandoned() and not done.wait(_NOTICE_S)):
             _stuck[:] = [(group, work), *(entry for entry in _stuck if not entry[1].is_completed())]
-            raise RuntimeError(f"not done in {within_s:.0f} s" if late else "it is over for this group")
+            raise RuntimeError(f"not done in {timeout_s:.0f} s" if late else "the group was closed")
     work.wait()
 
 
 @atexit.register
-def _abandon() -> None:
-    """Keep the interpreter from destroying groups that are stuck when it ends."""
+def _leak_stuck_groups() -> None:
+    """Keep the interpreter from destroying stuck groups at its exit, where it would wait for them."""
     for group, work in _stuck:
         if not work.is_completed():
             ctypes.pythonapi.Py_IncRef(ctypes.py_object(group))
 
 
-def sever(group: Any) -> None:
-    """Close the connections to all other members, so that they and we notice.
+def disconnect(group: Any) -> None:
+    """Close the connections to all other members, so that both ends notice.
 
-    Gloo has no call for it; a receive that times out does it.
+    Gloo has no call for this; a receive that times out does it.
     """
-    for other in range(group.size()):
-        if other != group.rank():
+    for peer in range(group.size()):
+        if peer != group.rank():
             with contextlib.suppress(RuntimeError):
-                group.recv([torch.zeros(1)], other, _NEVER_SENT).wait(timedelta(milliseconds=1))
+                group.recv([torch.zeros(1)], peer, _NEVER_SENT).wait(timedelta(milliseconds=1))

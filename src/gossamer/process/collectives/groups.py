@@ -1,8 +1,8 @@
-"""Averages over groups of workers, among those of them that are there (``membership``)."""
+"""The collectives of one worker: means and gathers among the members of a membership."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,47 +10,44 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gossamer.process.collectives import gloo
-from gossamer.process.collectives.membership import AVERAGED, FINISH, FOREGROUND, TRAIN, Communications, Membership
-from gossamer.process.collectives.state_transfer import State
-from gossamer.process.store.failover_store import FailoverStore
+from gossamer.process.collectives.group_builder import GroupBuilder
+from gossamer.process.collectives.membership import AVERAGED, FINISH, FOREGROUND, TRAIN, Communication, Membership
+from gossamer.process.collectives.state_transfer import TransferableState
+from gossamer.process.lifecycle import Lifecycle
 from gossamer.process.store.heartbeats import Heartbeats
 
 
 class Groups:
-    """All averages this worker takes part in."""
+    """The three memberships of a worker and the collectives in them."""
 
     def __init__(
         self,
-        rank: int,
-        workers: int,
-        store: FailoverStore,
+        num_workers: int,
+        builder: GroupBuilder,
         heartbeats: Heartbeats,
-        state: State,
+        state: TransferableState,
+        lifecycle: Lifecycle,
         owner: str,
-        stopped: Callable[[], bool],
-        ended: Callable[[], bool],
     ) -> None:
-        self.rank, self.everybody = rank, range(workers)
-        self.store, self.heartbeats, self.state = store, heartbeats, state
-        self.train = Membership(self, TRAIN, owner, stopped)
-        self.averaged = Membership(self, AVERAGED, FOREGROUND, stopped)
-        self.finish = Membership(self, FINISH, FOREGROUND, ended)
+        """``owner``: the channel that rebuilds the membership for training."""
+        self.rank, self.everybody, self.lifecycle = builder.rank, range(num_workers), lifecycle
+        make = partial(Membership, everybody=self.everybody, builder=builder, heartbeats=heartbeats, state=state)
+        self.train = make(TRAIN, owner, over=lambda: lifecycle.stopped)
+        self.averaged = make(AVERAGED, FOREGROUND, over=lambda: lifecycle.stopped)
+        self.finish = make(FINISH, FOREGROUND, over=lambda: lifecycle.closed)
+        self._all = (self.train, self.averaged, self.finish)
 
-    def poll(self, training: bool) -> None:
-        """Hear what the others want; beside the training, or what comes after it."""
+    def poll(self) -> None:
+        """Read which generations are requested. Runs in the heartbeat thread."""
         self.finish.poll()
-        if training:
+        if not self.lifecycle.done:
             self.train.poll()
             self.averaged.poll()
 
     def republish(self) -> None:
-        """Leave all our entries at the meeting point anew."""
-        for membership in (self.train, self.averaged, self.finish):
+        """Publish our generations in a store that may be new."""
+        for membership in self._all:
             membership.republish()
-
-    def done(self, rank: int) -> bool:
-        """Whether ``rank`` says that it is done with its training."""
-        return self.store.get(f"done/{rank}") == b"1"
 
     def mean(
         self,
@@ -59,49 +56,47 @@ class Groups:
         vector: Tensor,
         among: tuple[int, ...] | None = None,
         out: Tensor | None = None,
-        begun: int | None = None,
+        started_in: int | None = None,
     ) -> tuple[Tensor, int]:
-        """The mean of ``vector`` over those of ``among`` that are there, where it lies (in ``out``, if given), and how
-        many they are."""
+        """Return the mean of ``vector`` over the members of ``among`` (in ``out`` if given), and their number."""
         mean = torch.empty_like(vector) if out is None else out
+        in_pairs = False
 
-        traded = False
-
-        def communicate(group: Any) -> Communications:
-            nonlocal traded
-            traded = group.size() == 2 and not vector.is_cuda
-            if traded:
-                # Two need no algorithm: they trade their vectors, which takes a third less time.
+        def communicate(group: Any) -> Communication:
+            nonlocal in_pairs
+            in_pairs = group.size() == 2 and not vector.is_cuda
+            if in_pairs:
+                # Two workers swap their vectors: a third less time than an all-reduce of two.
                 return [gloo.PairExchange(group, vector, mean)]
             mean.copy_(vector)
             return [group.allreduce([mean], dist.AllreduceOptions())]
 
-        present = of.run(channel, communicate, among, begun, on_gpu=vector.is_cuda)
-        if len(present) == 1:
+        members = of.run(channel, communicate, among, started_in, on_gpu=vector.is_cuda)
+        if len(members) == 1:
             mean.copy_(vector)
-        elif traded:
+        elif in_pairs:
             mean.add_(vector).div_(2)
         else:
-            mean.div_(len(present))
-        return mean, len(present)
+            mean.div_(len(members))
+        return mean, len(members)
 
     def gather(self, of: Membership, channel: str, tensors: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
-        """Everybody's tensors, in rank order."""
-        collected: list[list[Tensor]] = []
+        """Return the tensors of every member, in rank order."""
+        gathered: list[list[Tensor]] = []
 
-        def communicate(group: Any) -> Communications:
-            collected[:] = [[torch.empty_like(tensor) for _ in range(group.size())] for tensor in tensors]
-            return [group.allgather([out], [tensor]) for out, tensor in zip(collected, tensors, strict=True)]
+        def communicate(group: Any) -> Communication:
+            gathered[:] = [[torch.empty_like(tensor) for _ in range(group.size())] for tensor in tensors]
+            return [group.allgather([out], [tensor]) for out, tensor in zip(gathered, tensors, strict=True)]
 
-        present = of.run(channel, communicate, on_gpu=tensors[0].is_cuda)
-        return [tensors] if len(present) == 1 else list(zip(*collected, strict=True))
+        members = of.run(channel, communicate, on_gpu=tensors[0].is_cuda)
+        return [tensors] if len(members) == 1 else list(zip(*gathered, strict=True))
 
-    def leave(self) -> None:
-        """Let go of all groups, once what is under way in them is over; the others notice and go on."""
-        for membership in (self.train, self.averaged, self.finish):
-            membership.leave()
+    def release(self) -> None:
+        """Drop all process groups once their collectives have ended; the other members notice and go on."""
+        for membership in self._all:
+            membership.release()
 
-    def close(self) -> None:
-        """Let go of all groups at once; whoever of us waits in one is let go too."""
-        for membership in (self.train, self.averaged, self.finish):
-            membership.let_go()
+    def disconnect(self) -> None:
+        """Close all process groups at once; threads of ours that wait in one return."""
+        for membership in self._all:
+            membership.disconnect()

@@ -1,7 +1,4 @@
-"""NCCL process groups of our own making: averages that stay on the GPUs, where each worker has one to itself.
-
-Everything of NCCL that torch keeps private is in this file.
-"""
+"""NCCL process groups of our own: averages from GPU to GPU. All uses of torch's private NCCL API are in this file."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from gossamer.errors import InputError
 
 
 def check(device: torch.device) -> None:
-    """Raise ``InputError`` if tensors on ``device`` cannot travel with NCCL."""
+    """Raise ``InputError`` if NCCL cannot send tensors on ``device``."""
     if device.type != "cuda" or not dist.is_nccl_available():
         raise InputError(
             f'transport "nccl" needs a model on CUDA and a torch with NCCL, and this one is on {device.type}: '
@@ -23,9 +20,9 @@ def check(device: torch.device) -> None:
         )
 
 
-def make_group(store: dist.Store, name: str, rank: int, size: int) -> Any:
-    """A group of ``size`` members that meet under ``name``."""
-    # By default torch ends the whole process when a peer is gone. We rebuild the group.
+def connect(store: dist.Store, name: str, rank: int, size: int) -> Any:
+    """Connect the ``size`` members that use ``name`` to a process group."""
+    # By default torch ends the whole process when a peer dies. We rebuild the group instead.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     return dist.ProcessGroupNCCL(dist.PrefixStore(name, store), rank, size, dist.ProcessGroupNCCL.Options())
 
@@ -34,6 +31,6 @@ def is_nccl(group: Any) -> bool:
     return dist.is_nccl_available() and isinstance(group, dist.ProcessGroupNCCL)
 
 
-def sever(group: Any) -> None:
-    """Give up what is under way in ``group``, so that whoever waits for it notices."""
+def disconnect(group: Any) -> None:
+    """Abort what is in flight in ``group``, so that waiting threads notice."""
     group.abort()

@@ -1,6 +1,6 @@
-"""How a member that is behind the others comes level with them: it takes over the state of one that is not.
+"""State transfer: a member that is behind the others takes over the state of one that is not.
 
-A state is described by a header in JSON, then come its tensors: nothing is unpickled.
+A JSON header describes the state, then its tensors follow. Nothing is unpickled.
 """
 
 from __future__ import annotations
@@ -13,48 +13,50 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-HEADER_LIMIT = 1 << 24
+MAX_HEADER_BYTES = 1 << 24
 
 
-class State(Protocol):
+class TransferableState(Protocol):
     """What a member that is behind takes over."""
 
     def position(self, channel: str) -> int:
-        """How far this worker is, as the thread that uses ``channel`` sees it; −1 if it is new."""
+        """Return the step of this worker, as the thread that uses ``channel`` sees it; −1 if it has no state yet."""
 
-    def portable(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Everything that is taken over: tensors in host memory, and facts that JSON can hold."""
+    def export_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Return the whole state: tensors in host memory, and the rest as JSON data."""
 
-    def take(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
-        """Go on from these."""
+    def import_state(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
+        """Continue from this state."""
 
     def on_membership_change(self) -> None:
-        """There is a new generation: drop what was under way in the old one."""
+        """Drop what is in flight: a new generation has begun."""
 
 
-def level(group: Any, finish: Callable[[dist.Work], None], state: State, source: int, behind: bool) -> None:
-    """Send the state of the member at ``source`` to those that are behind."""
+def transfer_state(
+    group: Any, wait: Callable[[dist.Work], None], state: TransferableState, source: int, behind: bool
+) -> None:
+    """Broadcast the state of member ``source``; members that are ``behind`` take it over."""
 
     def broadcast(tensor: Tensor) -> Tensor:
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = source, 0
-        finish(group.broadcast([tensor], options))
+        wait(group.broadcast([tensor], options))
         return tensor
 
-    leads = group.rank() == source
-    tensors, facts = state.portable() if leads else ({}, {})
-    header = _header(tensors, facts)
+    sends = group.rank() == source
+    tensors, rest = state.export_state() if sends else ({}, {})
+    header = _header(tensors, rest)
     length = int(broadcast(torch.tensor([len(header)])))
-    if length > HEADER_LIMIT:
-        raise RuntimeError(f"a state's description of {length} bytes is too long")
-    text = torch.frombuffer(bytearray(header), dtype=torch.uint8) if leads else torch.empty(length, dtype=torch.uint8)
-    described = json.loads(bytes(broadcast(text).tolist()))
-    for name, (shape, dtype) in described["tensors"].items():
-        tensors[name] = broadcast(tensors[name] if leads else torch.empty(shape, dtype=getattr(torch, dtype)))
+    if length > MAX_HEADER_BYTES:
+        raise RuntimeError(f"the header of a state has {length} bytes, more than {MAX_HEADER_BYTES}")
+    text = torch.frombuffer(bytearray(header), dtype=torch.uint8) if sends else torch.empty(length, dtype=torch.uint8)
+    layout = json.loads(bytes(broadcast(text).tolist()))
+    for name, (shape, dtype) in layout["tensors"].items():
+        tensors[name] = broadcast(tensors[name] if sends else torch.empty(shape, dtype=getattr(torch, dtype)))
     if behind:
-        state.take(tensors, described["facts"])
+        state.import_state(tensors, layout["rest"])
 
 
-def _header(tensors: dict[str, Tensor], facts: dict[str, Any]) -> bytes:
+def _header(tensors: dict[str, Tensor], rest: dict[str, Any]) -> bytes:
     layout = {name: (list(tensor.shape), str(tensor.dtype).removeprefix("torch.")) for name, tensor in tensors.items()}
-    return json.dumps({"tensors": layout, "facts": facts}).encode()
+    return json.dumps({"tensors": layout, "rest": rest}).encode()

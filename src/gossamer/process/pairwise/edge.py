@@ -1,7 +1,7 @@
-"""The connection between two neighbours: small messages at any time, and vectors traded both ways at once.
+"""An edge: the connection between two neighbours, for small messages at any time and for exchanges of vectors.
 
-It is a process group of just these two, so whatever happens to one edge happens to no other. A thread listens for the
-peer's messages; they are four whole numbers each, and nothing that arrives is ever unpickled or executed.
+An edge is a process group of two, so a failure of one edge affects no other. A thread receives the peer's messages:
+four integers each, so nothing that arrives is unpickled or executed.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.process.collectives.gloo import PairExchange, sever
+from gossamer.process.collectives.gloo import PairExchange, disconnect
 
-MESSAGE = 1
-"""The tag of messages; vectors have others."""
+MESSAGE_TAG = 1
+"""``gloo.PairExchange`` uses other tags."""
 
-WORDS = 4
-AHEAD = 4
+MESSAGE_LENGTH = 4
+NUM_POSTED = 4
 """Receives posted ahead of the messages."""
 
-CLOSE_S = 1.0
-SILENCE = timedelta(days=365)
-"""How long an edge may be silent: death is noticed by the connection, silence is no reason to close it."""
+CLOSE_TIMEOUT_S = 1.0
+NO_TIMEOUT = timedelta(days=365)
+"""A silent edge stays open: a peer's death closes its connection, silence does not mean death."""
 
 
-class Lost(Exception):
-    """The peer is gone, or did not answer in time; the edge is closed."""
+class EdgeLost(Exception):
+    """The peer died or did not answer in time; the edge is closed."""
 
 
 class Edge:
@@ -41,48 +41,49 @@ class Edge:
         peer: int,
         side: int,
         group: Any,
-        hear: Callable[[Edge, tuple[int, ...]], None],
-        lost: Callable[[Edge], None],
+        on_message: Callable[[Edge, tuple[int, ...]], None],
+        on_lost: Callable[[Edge], None],
         name: str,
     ) -> None:
-        self.peer, self._other, self._group, self.name = peer, 1 - side, group, name
-        self.num_swaps = 0
-        """The same at both ends, where nothing was lost; what was lost closes the edge."""
-        self._hear, self._lost = hear, lost
+        """``side``: our rank in ``group``, 0 or 1. ``name``: unique, and the same at both ends."""
+        self.peer, self._peer_side, self._group, self.name = peer, 1 - side, group, name
+        self.num_exchanges = 0
+        """The same at both ends: an exchange that fails closes the edge."""
+        self._on_message, self._on_lost = on_message, on_lost
         self.open = True
-        self._sending = threading.Lock()
-        self._listener = threading.Thread(target=self._listen, name=f"gossamer-edge-{peer}", daemon=True)
-        self._listener.start()
+        self._send_lock = threading.Lock()
+        self._receiver = threading.Thread(target=self._receive, name=f"gossamer-edge-{peer}", daemon=True)
+        self._receiver.start()
 
-    def tell(self, *words: int, within_s: float) -> None:
+    def send(self, *message: int, timeout_s: float) -> None:
         """Send a small message."""
-        message = torch.tensor(words + (0,) * (WORDS - len(words)), dtype=torch.int64)
-        within = timedelta(seconds=max(within_s, 0.001))
-        with self._sending:
-            self._guard(lambda: self._group.send([message], self._other, MESSAGE).wait(within))
+        tensor = torch.tensor(message + (0,) * (MESSAGE_LENGTH - len(message)), dtype=torch.int64)
+        timeout = timedelta(seconds=max(timeout_s, 0.001))
+        with self._send_lock:
+            self._guard(lambda: self._group.send([tensor], self._peer_side, MESSAGE_TAG).wait(timeout))
 
-    def swap(self, sent: Tensor, received: Tensor, within_s: float) -> None:
+    def exchange(self, sent: Tensor, received: Tensor, timeout_s: float) -> None:
         """Send one vector and receive another of the same length."""
-        self._guard(lambda: PairExchange(self._group, sent, received).wait(within_s))
-        self.num_swaps += 1
+        self._guard(lambda: PairExchange(self._group, sent, received).wait(timeout_s))
+        self.num_exchanges += 1
 
     def close(self) -> None:
-        """Let go for good; nothing is heard any more when this returns."""
+        """Close the edge; no message is delivered after this returns."""
         self.drop()
-        self._listener.join(CLOSE_S)
+        self._receiver.join(CLOSE_TIMEOUT_S)
 
-    def _listen(self) -> None:
-        # A send waits until its receive is posted, and answers are sent by whoever listens: were there only one receive
-        # at a time, two listeners that answer each other would wait for ever.
-        buffers = deque(torch.zeros(WORDS, dtype=torch.int64) for _ in range(AHEAD))
+    def _receive(self) -> None:
+        # A send waits until its receive is posted, and the receiving thread sends the replies. With one posted receive
+        # at a time, two receivers that reply to each other would deadlock.
+        buffers = deque(torch.zeros(MESSAGE_LENGTH, dtype=torch.int64) for _ in range(NUM_POSTED))
         try:
-            posted = deque(self._group.recv([buffer], self._other, MESSAGE) for buffer in buffers)
+            posted = deque(self._group.recv([buffer], self._peer_side, MESSAGE_TAG) for buffer in buffers)
             while True:
-                posted.popleft().wait(SILENCE)
-                words = tuple(buffers[0].tolist())
+                posted.popleft().wait(NO_TIMEOUT)
+                message = tuple(buffers[0].tolist())
                 buffers.rotate(-1)
-                posted.append(self._group.recv([buffers[-1]], self._other, MESSAGE))
-                self._hear(self, words)
+                posted.append(self._group.recv([buffers[-1]], self._peer_side, MESSAGE_TAG))
+                self._on_message(self, message)
         except RuntimeError:
             pass
         self.drop()
@@ -92,11 +93,11 @@ class Edge:
             communicate()
         except RuntimeError as error:
             self.drop()
-            raise Lost(f"worker {self.peer}: {error}") from None
+            raise EdgeLost(f"worker {self.peer}: {error}") from None
 
     def drop(self) -> None:
-        """Give the edge up; the peer notices."""
+        """Disconnect; the peer notices."""
         if self.open:
             self.open = False
-            sever(self._group)
-            self._lost(self)
+            disconnect(self._group)
+            self._on_lost(self)

@@ -1,176 +1,169 @@
-"""PairwiseExchanges in pairs, as a method's background part asks for them: ``Pair`` and ``Swap``."""
+"""Pairwise exchanges as a method's background part asks for them: the answers to ``Pair`` and ``Swap``."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from gossamer.effects import Pair, Swap
-from gossamer.process.collectives.membership import STUCK_S, TrainingEnded
+from gossamer.process.collectives.group_builder import GroupBuilder
+from gossamer.process.collectives.membership import STUCK_S
 from gossamer.process.deadline import Deadline
+from gossamer.process.lifecycle import Lifecycle, TrainingEnded
 from gossamer.process.metrics import Metrics
-from gossamer.process.pairwise.edge import Edge, Lost
+from gossamer.process.pairwise.edge import Edge, EdgeLost
 from gossamer.process.pairwise.pairing import Agreement, Pairing
 from gossamer.process.pairwise.peer_connections import PeerConnections
+from gossamer.process.pairwise.screening import Screening, Verdict
 from gossamer.process.runtime.staging import Staging
 from gossamer.process.runtime.step_recorder import StepRecorder
 from gossamer.process.runtime.worker_state import WorkerState
-from gossamer.process.store.failover_store import FailoverStore
+from gossamer.process.store.heartbeats import Heartbeats
 from gossamer.seeds import stream
 from gossamer.vector_math import CHUNK, distance
 
-ABSURD = 1e3
-"""A vector so many times longer than our own is refused."""
-
-MEASURED = 4
-"""How far long vectors are apart is measured at every so many-th exchange: only the metrics want to know."""
-
-OUTVOTED = 2
-"""When so many peers in a row refuse ours it is ours that is absurd."""
+CONSENSUS_EVERY = 4
+"""The distance of long vectors is computed at every 4th exchange only: it is for the metrics."""
 
 
 class PairwiseExchanges:
-    """This worker's exchanges with its neighbours."""
+    """The exchanges of one worker with its neighbours."""
 
     def __init__(
         self,
         state: WorkerState,
         neighbours: tuple[int, ...],
-        store: FailoverStore,
+        builder: GroupBuilder,
+        heartbeats: Heartbeats,
+        lifecycle: Lifecycle,
         staging: Staging,
-        counts: Metrics,
-        dead: Callable[[int], bool],
-        stopped: Callable[[], bool],
+        metrics: Metrics,
         step_recorder: StepRecorder,
     ) -> None:
-        self.step_recorder = step_recorder
-        self.state, self.worker, self.staging, self.counts = state, state.worker, staging, counts
-        rank = self.worker.rank
-        self.peers = PeerConnections(rank, neighbours, store, self._hear)
-        self.pairing = Pairing(self.peers, stream(self.worker.seed, "pairing", rank), stopped)
-        self._dead = dead
-        self.done = False
-        """This worker makes no offers any more; it still accepts them."""
-        self.in_step = False
-        """The optimizer is at work: ``weights`` are written when it is through."""
+        self.state, self.worker, self.staging = state, state.worker, staging
+        self.metrics, self.step_recorder = metrics, step_recorder
+        self.heartbeats, self.lifecycle = heartbeats, lifecycle
+        self.peers = PeerConnections(neighbours, builder, self._on_message)
+        self.pairing = Pairing(self.peers, stream(self.worker.seed, "pairing", self.worker.rank), lifecycle)
+        self.screening = Screening()
         self._agreement: Agreement | None = None
-        self._deadline = Deadline(first_s=60.0, least_s=2.0)
+        self._deadline = Deadline(initial_s=60.0, min_s=2.0)
         self._next_offer = 0.0
-        self._refused_by: set[int] = set()
-        self._began = float("inf")
-        """When the exchange under way began."""
+        """Local time of this worker's next offer."""
+        self._started = float("inf")
+        """When the exchange in flight started."""
 
     @property
-    def longest_s(self) -> float:
-        """How long an exchange under way may take."""
+    def max_duration_s(self) -> float:
+        """How long an exchange in flight may take."""
         return self._deadline.seconds
 
-    def _hear(self, edge: Edge, words: tuple[int, ...]) -> None:
-        self.pairing.hear(edge, words)
+    def _on_message(self, edge: Edge, message: tuple[int, ...]) -> None:
+        self.pairing.on_message(edge, message)
+
+    # Pair
 
     def pair(self, effect: Pair) -> int:
-        """The neighbour with whom the next exchange is agreed on."""
-        agreement = self.pairing.agree(self._until_offer)
+        """Agree on the next exchange and return the peer's rank."""
+        agreement = self.pairing.agree(self._offer_due_in_s)
         if agreement is None:
             raise TrainingEnded
         if agreement.offered:
-            # Half of a worker's exchanges are its own offers; it does not catch up on more than one.
+            # Half of a worker's exchanges are its own offers. It catches up on at most one that is overdue.
             gap = float(self.worker.rng.standard_exponential()) * 2 / effect.rate
             self._next_offer = max(self._next_offer + gap, self.worker.time - 2 / effect.rate)
         self._agreement = agreement
         return agreement.edge.peer
 
-    def _until_offer(self) -> float:
-        """Seconds until this worker's next offer is due."""
+    def _offer_due_in_s(self) -> float:
         if self.pairing.needs_state:
             return 0.0
-        if self.done:
+        if self.lifecycle.done:
+            # It makes no more offers, but still accepts them.
             return float("inf")
         return (self._next_offer - self.worker.time) * (self.worker.step_s or 0.1)
 
-    def swap(self, swap: Swap) -> Tensor | None:
-        """The peer's vector for ours; None if there is nothing to merge."""
+    # Swap
+
+    def swap(self, effect: Swap) -> Tensor | None:
+        """Exchange vectors with the agreed peer; return its vector, or None if there is nothing to merge."""
         agreement = self._agreement
         if agreement is None or not agreement.edge.open:
             return None
-        edge = agreement.edge
-        sent = self.staging.to_host(swap.vector, "sent")
+        sent = self.staging.to_host(effect.vector, "sent")
         received = self.staging.host_buffer("received", sent)
-        buffers = None
-        self._began = began = time.monotonic()
         try:
-            edge.swap(sent, received, self.longest_s)
-            self._deadline.observe(time.monotonic() - began)
-            if agreement.taken_from or self.pairing.needs_state:
-                buffers = self._swap_buffers(edge)
-        except Lost:
+            buffers = self._transport(agreement, sent, received)
+        except EdgeLost:
             return None
-        finally:
-            self._began = float("inf")
-        self.counts.bytes_sent += sent.numel() * sent.element_size()
-        pair, name = (self.worker.rank, swap.peer), f"{edge.name}/{edge.num_swaps}"
-        self.step_recorder.exchanged(pair, began, sent.numel() * sent.element_size(), name)
-        if agreement.taken_from:
+        if agreement.peer_needs_state:
             return None
-        ours, theirs = (float(torch.linalg.vector_norm(vector)) for vector in (sent, received))
-        nonfinite = not ours < float("inf")
-        if absurd(theirs, ours) and not (nonfinite and theirs < float("inf")):
-            self.counts.refused += 1
-            self.state.events.append(f"refused a message of worker {swap.peer}: not finite or absurdly large")
-            return None
-        if not nonfinite and absurd(ours, theirs):
-            # What one refuses the other does not take either: that would not leave the mean where it was.
-            self._refused_by.add(swap.peer)
-            if len(self._refused_by) < OUTVOTED:
-                return None
-            nonfinite = True
-        self._refused_by.clear()
-        if self.pairing.needs_state or nonfinite:
-            self._adopt(received, buffers, swap.peer, nonfinite)
-            return None
-        if len(sent) <= CHUNK or self.counts.exchanges % MEASURED == 0:
-            self.counts.consensus = distance(sent, received) / 2**0.5
-        self.counts.exchanges += 1
-        return self.staging.to_device(received)
+        verdict = self.screening.judge(effect.peer, _norm(sent), _norm(received))
+        if verdict is Verdict.REFUSE:
+            self.metrics.refused += 1
+            self.state.events.append(f"refused a message of worker {effect.peer}: not finite or absurdly large")
+        elif verdict is Verdict.ADOPT or (verdict is Verdict.MERGE and self.pairing.needs_state):
+            self._adopt(received, buffers, effect.peer, nonfinite=verdict is Verdict.ADOPT)
+        elif verdict is Verdict.MERGE:
+            if len(sent) <= CHUNK or self.metrics.exchanges % CONSENSUS_EVERY == 0:
+                self.metrics.consensus = distance(sent, received) / 2**0.5
+            self.metrics.exchanges += 1
+            return self.staging.to_device(received)
+        return None
 
-    def _swap_buffers(self, edge: Edge) -> Tensor:
-        """A worker that is new takes the peer's batch-norm statistics and such too."""
+    def _transport(self, agreement: Agreement, sent: Tensor, received: Tensor) -> Tensor | None:
+        """Exchange the vectors, and the model's buffers if one of the two needs state; return the peer's buffers."""
+        edge, buffers = agreement.edge, None
+        self._started = started = time.monotonic()
+        try:
+            edge.exchange(sent, received, self.max_duration_s)
+            self._deadline.observe(time.monotonic() - started)
+            if agreement.peer_needs_state or self.pairing.needs_state:
+                buffers = self._exchange_buffers(edge)
+        finally:
+            self._started = float("inf")
+        self.metrics.bytes_sent += sent.nbytes
+        members, name = (self.worker.rank, edge.peer), f"{edge.name}/{edge.num_exchanges}"
+        self.step_recorder.exchanged(members, started, sent.nbytes, name)
+        return buffers
+
+    def _exchange_buffers(self, edge: Edge) -> Tensor:
         own = self.staging.to_host(self.state.flat_model.buffer_vector(), "buffers sent")
         received = torch.empty_like(own)
         if len(own):
-            edge.swap(own, received, self.longest_s)
+            edge.exchange(own, received, self.max_duration_s)
         return received
 
     def _adopt(self, weights: Tensor, buffers: Tensor | None, peer: int, nonfinite: bool) -> None:
-        """Take over a peer's weights."""
+        """Take over the weights, and buffers if given, of ``peer``."""
         state = self.state
-        with state.lock, self.staging.beside_training():
+        with state.lock, self.staging.on_training_stream():
             state.flat_model.x.copy_(weights)
-            state.begin_again()
+            state.reset_vectors()
             state.stale_gradient = nonfinite
             if buffers is not None:
                 state.flat_model.load_buffers(buffers)
-            if not self.in_step:
+            if not state.in_step:
                 state.flat_model.load_weights(state.flat_model.x)
-        why = "our weights were not finite or absurdly large" if nonfinite else "joined"
-        state.events.append(f"{why}: took over the weights of worker {peer}")
+        reason = "our weights were not finite or absurdly large" if nonfinite else "joined"
+        state.events.append(f"{reason}: took over the weights of worker {peer}")
         self.pairing.needs_state = state.needs_state = False
 
+    # Maintenance
+
     def poll(self) -> None:
-        """Build and answer for edges, and give up a dead peer whose connection is up; beside the training."""
+        """Build edges, and close the edge of an exchange whose peer is dead. Runs in the heartbeat thread."""
         self.peers.poll()
-        agreement = self._agreement
-        if time.monotonic() - self._began > STUCK_S and agreement is not None and self._dead(agreement.edge.peer):
+        agreement, stuck = self._agreement, time.monotonic() - self._started > STUCK_S
+        if stuck and agreement is not None and self.heartbeats.dead(agreement.edge.peer):
             agreement.edge.drop()
 
     def close(self) -> None:
-        """Let go of all neighbours."""
+        """Close all edges."""
         self.peers.close()
 
 
-def absurd(length: float, beside: float) -> bool:
-    """Whether a vector of this length is not finite, or absurdly long beside another."""
-    return not length <= ABSURD * (beside + 1.0)
+def _norm(vector: Tensor) -> float:
+    return float(torch.linalg.vector_norm(vector))

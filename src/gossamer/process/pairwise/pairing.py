@@ -1,8 +1,8 @@
-"""Who exchanges with whom, agreed between two neighbours and nobody else.
+"""Pairing: two neighbours agree on an exchange between themselves, without a coordinator.
 
-A worker that is due offers an exchange to a neighbour picked at random; one that is in the middle of another
-declines, any other accepts at once, also when offers cross. Each worker makes half of its exchanges by offering and
-half by accepting, so an edge is used at rate (r/2)(1/d_i + 1/d_j): what A²CiD²'s constants assume.
+A worker whose exchange is due offers one to a random neighbour. A neighbour that is in another exchange declines; any
+other accepts at once, also when two offers cross. Each worker makes half of its exchanges by offering and half by
+accepting, so an edge is used at rate (r/2)(1/d_i + 1/d_j), as A²CiD²'s constants assume.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from gossamer.process.deadline import Deadline
-from gossamer.process.pairwise.edge import Edge, Lost
+from gossamer.process.lifecycle import Lifecycle
+from gossamer.process.pairwise.edge import Edge, EdgeLost
 from gossamer.process.pairwise.peer_connections import PeerConnections
 
 OFFER, ACCEPT, DECLINE = 1, 2, 3
@@ -24,121 +25,122 @@ POLL_S = 0.05
 
 @dataclass
 class Agreement:
-    """Both have agreed to exchange."""
+    """An exchange that both peers have agreed on."""
 
     edge: Edge
-    """This one, and not one that has taken its place: the peer knows of it only here."""
-    taken_from: bool
-    """The peer is new: it takes our vector and has none to give."""
+    """This edge, not one that replaces it: the peer has agreed on this one only."""
+    peer_needs_state: bool
+    """The peer takes our vector and has none to give."""
     offered: bool
     """It was our offer."""
 
 
 class Pairing:
-    """The exchanges of one worker."""
+    """Agrees on the exchanges of one worker."""
 
-    def __init__(self, peers: PeerConnections, rng: np.random.Generator, stopped: Callable[[], bool]) -> None:
-        self.peers, self.rng, self.stopped = peers, rng, stopped
-        self.reply = Deadline(first_s=2.0, least_s=1.0)
+    def __init__(self, peers: PeerConnections, rng: np.random.Generator, lifecycle: Lifecycle) -> None:
+        self.peers, self.rng, self.lifecycle = peers, rng, lifecycle
+        self.reply_deadline = Deadline(initial_s=2.0, min_s=1.0)
         self.needs_state = False
-        """This worker is new and wants a peer's weights before it gives any."""
+        """This worker has just joined and takes a peer's weights before it gives any."""
         self._changed = threading.Condition()
-        self._willing = False
+        self._available = False
         self._offered: tuple[Edge, int] | None = None
+        """The edge and the number of our open offer."""
         self._agreed: Agreement | None = None
-        self._offers = 0
+        self._num_offers = 0
 
-    def agree(self, wait_s: Callable[[], float]) -> Agreement | None:
-        """The next exchange; an offer is made once ``wait_s()`` has come down to 0. None when training has stopped."""
+    def agree(self, due_in_s: Callable[[], float]) -> Agreement | None:
+        """Return the next exchange; offer one once ``due_in_s()`` is 0. None when training has stopped."""
         with self._changed:
-            self._willing = True
+            self._available = True
         agreement = None
-        while agreement is None and not self.stopped():
+        while agreement is None and not self.lifecycle.stopped:
             with self._changed:
-                left = wait_s()
-                if self._agreed is None and left > 0:
-                    self._changed.wait(min(left, POLL_S))
+                remaining = due_in_s()
+                if self._agreed is None and remaining > 0:
+                    self._changed.wait(min(remaining, POLL_S))
                 agreement = self._take()
-            if agreement is None and left <= 0:
-                agreement = self._offer_around()
+            if agreement is None and remaining <= 0:
+                agreement = self._offer_to_neighbours()
                 if agreement is None:
                     time.sleep(float(self.rng.uniform(0.001, 0.02)))
         with self._changed:
-            # What was agreed on at the last moment counts: the peer relies on it.
-            self._willing = False
+            # An agreement of the last moment counts: the peer relies on it.
+            self._available = False
             return agreement or self._take()
 
-    def _offer_around(self) -> Agreement | None:
+    def _offer_to_neighbours(self) -> Agreement | None:
         """Offer to neighbours in random order until one accepts, or one of them offers to us."""
-        peers = self.peers.open()
-        self.rng.shuffle(peers)
-        for peer in peers:
-            edge = self.peers.edge(peer)
+        ranks = self.peers.connected()
+        self.rng.shuffle(ranks)
+        for rank in ranks:
+            edge = self.peers.edge(rank)
             if edge is None:
                 continue
             with self._changed:
                 agreement = self._take()
                 if agreement is not None:
                     return agreement
-                self._offers += 1
-                self._offered = (edge, self._offers)
+                self._num_offers += 1
+                self._offered = (edge, self._num_offers)
             began = time.monotonic()
+            timeout_s = self.reply_deadline.seconds
             try:
-                edge.tell(OFFER, self._offers, int(self.needs_state), edge.num_swaps, within_s=self.reply.seconds)
-            except Lost:
+                edge.send(OFFER, self._num_offers, int(self.needs_state), edge.num_exchanges, timeout_s=timeout_s)
+            except EdgeLost:
                 with self._changed:
                     self._offered = None
                 continue
             with self._changed:
-                until = began + self.reply.seconds
-                while self._waiting() and time.monotonic() < until and edge.open:
+                until = began + self.reply_deadline.seconds
+                while self._awaiting_reply() and time.monotonic() < until and edge.open:
                     self._changed.wait(min(POLL_S, max(0.001, until - time.monotonic())))
-                answered, self._offered = not self._waiting(), None
+                replied, self._offered = not self._awaiting_reply(), None
                 agreement = self._take()
             if agreement is not None:
-                self.reply.observe(time.monotonic() - began)
+                self.reply_deadline.observe(time.monotonic() - began)
                 return agreement
-            if not answered:
-                # It may still accept what we have given up on: only a new edge is safe.
+            if not replied:
+                # The peer may still accept the offer that we have given up: only a new edge is safe.
                 edge.drop()
         return None
 
-    def _waiting(self) -> bool:
-        """Whether our offer has no answer yet."""
+    def _awaiting_reply(self) -> bool:
         return self._offered is not None and self._agreed is None
 
     def _take(self) -> Agreement | None:
-        """What has been agreed on, if anything."""
+        """Return the agreement that was reached, if any, and be unavailable for others."""
         agreed, self._agreed = self._agreed, None
         if agreed is not None:
-            self._willing = False
+            self._available = False
         return agreed
 
-    def hear(self, edge: Edge, words: tuple[int, ...]) -> None:
-        """A message over ``edge``; called by the thread that listens to it."""
-        kind, number, fresh, swaps_before = words
-        answer = None
+    def on_message(self, edge: Edge, message: tuple[int, ...]) -> None:
+        """Handle a message over ``edge``. Runs in the thread that receives from it."""
+        kind, number, peer_needs_state, num_exchanges = message
+        reply = None
         with self._changed:
             if kind == OFFER:
                 crossing = self._offered is not None and self._offered[0] is edge
-                free = self._willing and self._agreed is None and (self._offered is None or crossing)
-                # One that crossed ours may have come to be heard only after the exchange that ours has led to.
-                free &= swaps_before == edge.num_swaps
-                if free and not (fresh and self.needs_state):
-                    # An offer that crosses ours is accepted all the same: ours may have been declined already.
-                    self._offered, self._agreed = None, Agreement(edge, bool(fresh), offered=crossing)
-                    answer = ACCEPT
+                free = self._available and self._agreed is None and (self._offered is None or crossing)
+                # A crossing offer may be received only after the exchange that our own offer led to.
+                free &= num_exchanges == edge.num_exchanges
+                if free and not (peer_needs_state and self.needs_state):
+                    # Accept a crossing offer too: the peer may already have declined ours.
+                    self._offered, self._agreed = None, Agreement(edge, bool(peer_needs_state), offered=crossing)
+                    reply = ACCEPT
                 else:
-                    answer = DECLINE
+                    reply = DECLINE
             elif kind == ACCEPT and self._offered == (edge, number):
-                self._offered, self._agreed = None, Agreement(edge, bool(fresh), offered=True)
+                self._offered, self._agreed = None, Agreement(edge, bool(peer_needs_state), offered=True)
             elif kind == DECLINE and self._offered == (edge, number):
                 self._offered = None
             self._changed.notify_all()
-        if answer is not None:
+        if reply is not None:
             try:
-                edge.tell(answer, number, int(self.needs_state), within_s=self.reply.seconds)
-            except Lost:
+                edge.send(reply, number, int(self.needs_state), timeout_s=self.reply_deadline.seconds)
+            except EdgeLost:
                 with self._changed:
                     if self._agreed is not None and self._agreed.edge is edge:
                         self._agreed = None

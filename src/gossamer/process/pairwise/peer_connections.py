@@ -1,8 +1,8 @@
-"""A worker's edges to its neighbours, built and rebuilt as they come and go.
+"""The edges of a worker to its neighbours, built and rebuilt as they come and go.
 
-For each missing edge the higher rank leaves a *connection request* in the store, under a name never used before. The
-lower rank answers a new request with the name under which both build the edge. A worker that restarts, wakes up or
-loses an edge only has to write a new request. A dead peer writes none, and costs one store lookup now and then.
+For each missing edge the higher rank publishes a *connection request* under a name never used before. The lower rank
+answers a new request with the name under which both build the edge. A worker that restarts, wakes up or loses an edge
+only has to publish a new request. A dead peer publishes none, and costs one store request now and then.
 """
 
 from __future__ import annotations
@@ -11,115 +11,118 @@ import threading
 import uuid
 from collections.abc import Callable
 
-from gossamer.process.collectives.gloo import make_group
+from gossamer.process.collectives.group_builder import BUILD_TIMEOUT_S, GroupBuilder
 from gossamer.process.pairwise.edge import Edge
-from gossamer.process.store.failover_store import FailoverStore
 
-BUILD_S = 5.0
-CLOSE_S = 2.0
+CLOSE_TIMEOUT_S = 2.0
 
 
 class PeerConnections:
-    """The edges of worker ``rank``."""
+    """The edges of one worker."""
 
     def __init__(
         self,
-        rank: int,
         neighbours: tuple[int, ...],
-        store: FailoverStore,
-        hear: Callable[[Edge, tuple[int, ...]], None],
+        builder: GroupBuilder,
+        on_message: Callable[[Edge, tuple[int, ...]], None],
     ) -> None:
-        self.rank, self.neighbours, self.store, self.hear = rank, neighbours, store, hear
+        self.rank, self.neighbours, self.on_message = builder.rank, neighbours, on_message
+        self.builder, self.store = builder, builder.store
         self._lock = threading.Lock()
         self._edges: dict[int, Edge] = {}
         self._requests: dict[int, str] = {}
         self._answered: dict[int, str] = {}
-        self._building: dict[int, threading.Thread] = {}
+        self._builders: dict[int, threading.Thread] = {}
         self._closed = False
-        self.lost = 0
+        self.num_lost = 0
         for peer in neighbours:
-            self._request_connection(peer)
-        store.moved.append(self._republish_requests)
+            self._request(peer)
+        self.store.on_move.append(self._republish)
 
     def edge(self, peer: int) -> Edge | None:
-        """The edge to ``peer``, if it is open."""
+        """Return the edge to ``peer`` if it is open."""
         edge = self._edges.get(peer)
         return edge if edge is not None and edge.open else None
 
-    def open(self) -> list[int]:
-        """Neighbours that can be reached now."""
+    def connected(self) -> list[int]:
+        """Return the neighbours that can be reached now."""
         return [peer for peer in self.neighbours if self.edge(peer) is not None]
 
     def poll(self) -> None:
-        """Answer wishes, and build what was answered."""
+        """Answer connection requests and build what was answered. Runs in the heartbeat thread."""
         for peer in self.neighbours:
-            if self._closed or self.edge(peer) is not None or peer in self._building:
+            if self._closed or self.edge(peer) is not None or peer in self._builders:
                 continue
             if self.rank < peer:
-                request = self.store.get(f"request/{self.rank}-{peer}")
+                request = self.store.get(f"connect/{self.rank}-{peer}")
                 if request is None or self._answered.get(peer) == request.decode():
                     continue
                 self._answered[peer] = request.decode()
                 name = f"{request.decode()}/{uuid.uuid4().hex}"
                 if self.store.set(f"edge/{self.rank}-{peer}", name):
-                    self._build(peer, name)
+                    self._start_building(peer, name)
             else:
-                found = self.store.get(f"edge/{peer}-{self.rank}")
-                name = found.decode() if found is not None else ""
+                answer = self.store.get(f"edge/{peer}-{self.rank}")
+                name = answer.decode() if answer is not None else ""
                 if name.startswith(self._requests[peer] + "/") and self._answered.get(peer) != name:
                     self._answered[peer] = name
-                    self._build(peer, name)
+                    self._start_building(peer, name)
 
     def close(self) -> None:
-        """Let go of all neighbours."""
+        """Close all edges."""
         self._closed = True
         for edge in list(self._edges.values()):
             edge.close()
         with self._lock:
-            under_way = list(self._building.values())
-        for building in under_way:
-            building.join(BUILD_S + CLOSE_S)
+            builders = list(self._builders.values())
+        for builder in builders:
+            builder.join(BUILD_TIMEOUT_S + CLOSE_TIMEOUT_S)
 
-    def _request_connection(self, peer: int) -> None:
+    def _request(self, peer: int) -> None:
         if peer < self.rank:
             self._requests[peer] = uuid.uuid4().hex
-            self.store.set(f"request/{peer}-{self.rank}", self._requests[peer])
+            self.store.set(f"connect/{peer}-{self.rank}", self._requests[peer])
 
-    def _republish_requests(self) -> None:
+    def _republish(self) -> None:
         for peer, request in self._requests.items():
             if self.edge(peer) is None:
-                self.store.set(f"request/{peer}-{self.rank}", request)
+                self.store.set(f"connect/{peer}-{self.rank}", request)
+
+    def _start_building(self, peer: int, name: str) -> None:
+        thread = threading.Thread(target=self._build, args=(peer, name), name=f"gossamer-build-{peer}", daemon=True)
+        with self._lock:
+            # ``close`` joins the listed threads, so they must have been started.
+            if not self._closed:
+                self._builders[peer] = thread
+                thread.start()
 
     def _build(self, peer: int, name: str) -> None:
-        building = threading.Thread(target=self._built, args=(peer, name), name=f"gossamer-build-{peer}", daemon=True)
-        with self._lock:
-            # Whoever closes waits for what is listed: it has to be started by then.
-            if not self._closed:
-                self._building[peer] = building
-                building.start()
-
-    def _built(self, peer: int, name: str) -> None:
-        side = int(self.rank > peer)
+        members = (min(self.rank, peer), max(self.rank, peer))
         try:
-            store = self.store.store(BUILD_S, lambda: self._closed or self._over(peer, name))
-            group = make_group(store, f"edge/{name}", side, 2, BUILD_S, beside=True)
+            group = self.builder.build(
+                f"edge/{name}",
+                members,
+                hopeless=lambda _: self._closed or self._superseded(peer, name),
+                low_priority=True,
+            )
         except RuntimeError:
             if not self._closed:
-                self._request_connection(peer)
+                self._request(peer)
         else:
             with self._lock:
-                edge = self._edges[peer] = Edge(peer, side, group, self.hear, self._gone, name)
+                edge = Edge(peer, members.index(self.rank), group, self.on_message, self._lost, name)
+                self._edges[peer] = edge
             if self._closed:
                 edge.close()
         finally:
-            del self._building[peer]
+            del self._builders[peer]
 
-    def _over(self, peer: int, name: str) -> bool:
-        """Whether ``peer`` wishes anew: it does not come to build the edge of this name any more."""
-        request = self.store.get(f"request/{self.rank}-{peer}") if self.rank < peer else None
+    def _superseded(self, peer: int, name: str) -> bool:
+        """Return whether ``peer`` has published a newer request: it will not build the edge of this name."""
+        request = self.store.get(f"connect/{self.rank}-{peer}") if self.rank < peer else None
         return request is not None and not name.startswith(request.decode() + "/")
 
-    def _gone(self, edge: Edge) -> None:
-        self.lost += 1
+    def _lost(self, edge: Edge) -> None:
+        self.num_lost += 1
         if not self._closed:
-            self._request_connection(edge.peer)
+            self._request(edge.peer)

@@ -1,14 +1,14 @@
-"""A model and its optimizer, seen as flat vectors.
+"""A model and its optimizer as flat vectors.
 
-The parameters become views of one vector. A method without a background part works on that vector itself. For one
-with a background part there are two: ``weights``, which forward and backward read, and ``x``, which the method
-changes at any time; they meet only at the step boundary. During the optimizer's step the parameters are views of
-``x``, so what the background did is under the update; after it they are views of ``weights`` again, which has
-received one copy.
+The parameters become views of one vector, so a method without a background part works on the parameters themselves.
+For a method with a background part there are two vectors: ``weights``, which forward and backward read, and ``x``,
+which the method changes at any time. They meet at the step boundary only, so weights are never torn. During the
+optimizer's step the parameters are views of ``x``: the update lands on top of what the background did. After the step
+``weights`` receives one copy of ``x`` and the parameters are views of it again.
 
-Where parameters are of several dtypes the vectors are of the widest. A narrower parameter cannot be a view of them: it
-keeps its own memory, is rounded from them, and what the optimizer changed in it is added to ``x``, which so keeps what
-averaging gives beyond its precision. The same goes for one that would lie where a GPU cannot use it.
+If parameters have several dtypes, the vectors have the widest. A narrower parameter cannot be a view of them. It keeps
+its own memory and is rounded from ``x``; what the optimizer changes in it is added to ``x``, which so keeps the
+precision that averaging gains. The same goes for a parameter that would start at an address a GPU cannot use.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gossamer.flat import Flat
 
 
 class FlatModel:
-    """The vectors behind a model."""
+    """The flat vectors behind a model."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, two_vectors: bool) -> None:
         self.model, self.optimizer, self.two_vectors = model, optimizer, two_vectors
@@ -40,51 +40,50 @@ class FlatModel:
             self.x = memory.zeros_like(self.weights).copy_(self.weights)
         self.buffers = Flat.of_buffers(model)
         self._gradient: Tensor | None = None
-        self._packed = False
-        viewing, rounded = self.flat.split(self.weights)
-        self._viewing = [(named[part.name], part) for part in viewing]
+        self._gradient_packed = False
+        viewed, rounded = self.flat.split(self.weights)
+        self._viewed = [(named[part.name], part) for part in viewed]
         self._rounded = [(named[part.name], part) for part in rounded]
-        self._weight_views = [part.view(self.weights) for _, part in self._viewing]
-        self._x_views = [part.view(self.x) for _, part in self._viewing]
-        self._show(self._weight_views)
+        self._weight_views = [part.view(self.weights) for _, part in self._viewed]
+        self._x_views = [part.view(self.x) for _, part in self._viewed]
+        self._point_parameters_at(self._weight_views)
 
-    def _show(self, views: list[Tensor]) -> None:
-        """Let the parameters be these views."""
+    def _point_parameters_at(self, views: list[Tensor]) -> None:
         with torch.no_grad():
-            for (parameter, _), view in zip(self._viewing, views, strict=True):
+            for (parameter, _), view in zip(self._viewed, views, strict=True):
                 parameter.data = view
 
     def enter_step(self) -> None:
-        """Before the optimizer's step: it shall work on ``x``."""
-        self._packed = False
+        """Before the optimizer's step: make it work on ``x``."""
+        self._gradient_packed = False
         if self.two_vectors:
-            self._show(self._x_views)
+            self._point_parameters_at(self._x_views)
 
-    def updated(self) -> None:
-        """After the optimizer's update, before the method goes on with ``x``."""
+    def after_update(self) -> None:
+        """After the optimizer's update: add what it changed in rounded parameters to ``x``."""
         for parameter, part in self._rounded:
             view = part.view(self.x)
-            # In the order of addition that gives back the parameter itself where x holds nothing beyond its precision.
+            # This order of additions gives the parameter itself where x holds nothing beyond its precision.
             view.add_(parameter.detach().to(view.dtype) - view.to(parameter.dtype).to(view.dtype))
 
     def leave_step(self) -> None:
-        """After the optimizer's step, once ``weights`` holds what the next gradient is taken at."""
+        """After the optimizer's step, once ``weights`` holds the point of the next gradient."""
         if self.two_vectors:
-            self._show(self._weight_views)
-        self._round(self.weights)
+            self._point_parameters_at(self._weight_views)
+        self._round_parameters(self.weights)
 
-    def _round(self, vector: Tensor) -> None:
+    def _round_parameters(self, vector: Tensor) -> None:
         with torch.no_grad():
             for parameter, part in self._rounded:
                 parameter.copy_(part.view(vector))
 
     def load_weights(self, vector: Tensor) -> None:
-        """Evaluate at ``vector`` from now on, until the next step ends."""
+        """Evaluate the model at ``vector`` until the next step ends."""
         self.weights.copy_(vector)
-        self._round(self.weights)
+        self._round_parameters(self.weights)
 
     def buffer_vector(self) -> Tensor:
-        """The floating-point buffers of the model as one vector, a copy."""
+        """Return a copy of the model's floating-point buffers as one vector."""
         out = torch.empty(self.buffers.size, dtype=self.buffers.dtype, device=self.device)
         return self.buffers.pack(dict(self.model.named_buffers()), out)
 
@@ -92,23 +91,24 @@ class FlatModel:
         self.buffers.unpack(vector.to(self.device), dict(self.model.named_buffers()))
 
     def gradient(self) -> Tensor:
-        """All gradients as one vector; zero where there is none. What is written to it reaches the optimizer."""
+        """Return all gradients as one vector, zero for parameters without one. The optimizer gets what is written to
+        it."""
         if self._gradient is None:
             self._gradient = memory.zeros_like(self.x)
-        if not self._packed:
+        if not self._gradient_packed:
             for parameter, part in zip(self.parameters, self.flat.parts, strict=True):
                 view = part.view(self._gradient)
                 if parameter.grad is None:
                     view.zero_()
                 else:
                     view.copy_(parameter.grad)
-            self._packed = True
+            self._gradient_packed = True
         return self._gradient
 
-    def hand_over(self) -> None:
-        """Give the optimizer the parameters and gradients as the method left them."""
-        self._round(self.x)
-        if self._packed and self._gradient is not None:
+    def before_update(self) -> None:
+        """Before the optimizer's update: give it the parameters and gradients as the method left them."""
+        self._round_parameters(self.x)
+        if self._gradient_packed and self._gradient is not None:
             for parameter, part in zip(self.parameters, self.flat.parts, strict=True):
                 view = part.view(self._gradient)
                 if parameter.grad is None:
@@ -116,7 +116,7 @@ class FlatModel:
                 else:
                     parameter.grad.copy_(view)
 
-    def no_update(self) -> None:
-        """Let the optimizer's step do nothing: every torch optimizer passes over parameters without a gradient."""
+    def skip_update(self) -> None:
+        """Make the optimizer's step do nothing: every torch optimizer skips parameters without a gradient."""
         for parameter in self.parameters:
             parameter.grad = None

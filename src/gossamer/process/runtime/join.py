@@ -1,4 +1,4 @@
-"""From the names that a user gives to a swarm."""
+"""Turns the names that users give to ``gossamer.join`` into a swarm."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from torch import nn
 from gossamer.errors import InputError, unknown
 from gossamer.methods import find
 from gossamer.process.runtime.swarm import Swarm
+from gossamer.process.runtime.worker_runtime import WorkerRuntime
 from gossamer.process.store.rank_info import find_rank_info
 from gossamer.settings import from_values
 from gossamer.topology import build
@@ -28,18 +29,18 @@ def join(
     transport: str = "gloo",
     **settings: Any,
 ) -> Swarm:
-    """What the public ``gossamer.join`` does for a method that is named; its docstring has the parameters."""
+    """``gossamer.join`` for a method that is named; the docstring there has the parameters."""
     if transport not in TRANSPORTS:
         raise unknown("transport", transport, TRANSPORTS)
     rank_info = find_rank_info()
-    kind = find(method)
-    known = kind.Config.__dataclass_fields__
+    method_class = find(method)
+    options = method_class.Config.__dataclass_fields__
     for name in settings:
-        if name not in known:
-            raise InputError(f"{method} has no option {name!r}: expected some of {', '.join(known) or 'none'}")
+        if name not in options:
+            raise InputError(f"{method} has no option {name!r}: expected some of {', '.join(options) or 'none'}")
     graph = build(topology, workers=rank_info.workers, seed=seed)
-    made = kind(from_values(kind.Config, settings), graph)
-    made.check_optimizer(optimizer)
+    instance = method_class(from_values(method_class.Config, settings), graph)
+    instance.check_optimizer(optimizer)
     if isinstance(optimizer, torch.optim.LBFGS):
         raise InputError("LBFGS takes several gradients per step, workers exchange after one: take another optimizer")
-    return Swarm(model, optimizer, made, graph, rank_info, seed, transport)
+    return Swarm(WorkerRuntime(model, optimizer, instance, graph, rank_info, seed, transport))

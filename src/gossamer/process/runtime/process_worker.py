@@ -18,22 +18,23 @@ from gossamer.worker import Worker
 
 
 class ProcessWorker:
-    """This process's worker (a ``gossamer.worker.Worker``)."""
+    """The worker of this process (a ``gossamer.worker.Worker``)."""
 
-    def __init__(self, rank: int, topology: Topology, seed: int, flat_model: FlatModel) -> None:
+    def __init__(
+        self, rank: int, topology: Topology, seed: int, flat_model: FlatModel, step_recorder: StepRecorder
+    ) -> None:
         self.rank, self.topology, self.seed = rank, topology, seed
         self.num_workers = topology.workers
         self.rng = stream(seed, "method", rank)
-        self.flat_model = flat_model
+        self.flat_model, self.step_recorder = flat_model, step_recorder
         self.step = 0
         self.scalars: dict[str, float] = {}
         self.tickets: dict[str, Ticket] = {}
         self.vectors: dict[str, Tensor] = {}
-        self.step_recorder: StepRecorder | None = None
         self._snapshot: Tensor | None = None
-        self._stepped_at = time.monotonic()
+        self._last_step_at = time.monotonic()
         self.step_s = 0.0
-        """How long a step takes this worker on average."""
+        """Moving average of the time of a step; 0 before the second one."""
 
     @property
     def x(self) -> Tensor:
@@ -45,17 +46,17 @@ class ProcessWorker:
 
     @property
     def time(self) -> float:
-        # Between two steps time goes on as usual, up to the step that is due.
+        # Between two steps time advances at the usual pace, at most to the next step.
         if not self.step_s:
             return float(self.step)
-        return self.step + min(1.0, (time.monotonic() - self._stepped_at) / self.step_s)
+        return self.step + min(1.0, (time.monotonic() - self._last_step_at) / self.step_s)
 
-    def stepped(self) -> None:
-        """One more step is made."""
+    def count_step(self) -> None:
+        """Count a completed step."""
         now = time.monotonic()
-        took, self._stepped_at = now - self._stepped_at, now
+        duration, self._last_step_at = now - self._last_step_at, now
         if self.step:
-            self.step_s = took if not self.step_s else 0.9 * self.step_s + 0.1 * took
+            self.step_s = duration if not self.step_s else 0.9 * self.step_s + 0.1 * duration
         self.step += 1
 
     def vector(self, name: str, size: int | None = None) -> Tensor:
@@ -68,7 +69,7 @@ class ProcessWorker:
         return self.flat_model.optimizer.param_groups[0][name]
 
     def snapshot(self, write: Callable[[Worker, Tensor], None] | None = None) -> Tensor:
-        # One communication per worker is under way, so one buffer, made once, serves all snapshots.
+        # At most one communication of a worker is in flight, so one buffer serves all snapshots.
         if self._snapshot is None:
             self._snapshot = memory.zeros_like(self.x)
         began = time.monotonic()
@@ -76,6 +77,5 @@ class ProcessWorker:
             self._snapshot.copy_(self.x)
         else:
             write(self, self._snapshot)
-        if self.step_recorder is not None:
-            self.step_recorder.snapshot(began)
+        self.step_recorder.snapshot(began)
         return self._snapshot

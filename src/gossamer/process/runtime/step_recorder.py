@@ -1,4 +1,4 @@
-"""What a worker notes down about itself, for the recorder: nothing, if there is none."""
+"""Passes what a real worker does to the recorder, in seconds since the run began. Does nothing without a recorder."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from gossamer.recording import Recorder
 
 
 class StepRecorder:
-    """Turns moments of this process into times since the run began, which are the same for all workers."""
+    """Converts times of this process's clock to seconds since the run began, which are the same for all workers."""
 
     def __init__(self, rank: int, recorder: Recorder | None) -> None:
         self.rank, self.recorder = rank, recorder
         self.began = time.monotonic()
         """When the run began, on this process's clock."""
-        self._stepped_at = self.began
-        self._in_step_since = self.began
+        self._last_step_at = self.began
+        self._gradient_at = self.began
 
-    def agree(self, store: FailoverStore) -> None:
-        """Agree with the others on when the run began: when the first of them says so, or, where the run is resumed, as
-        long before as it has lasted already."""
+    def agree_on_start(self, store: FailoverStore) -> None:
+        """Agree with the other workers on when the run began: the first one to publish its time decides.
+
+        A resumed run began as long ago as it has lasted.
+        """
         if self.recorder is None:
             return
         own = time.time() - self.recorder.resumed_after_s
-        known = store.claim("began", repr(own))
-        self.began = time.monotonic() - (time.time() - (float(known) if known else own))
-        self._stepped_at = time.monotonic()
+        agreed = store.compare_set("began", repr(own))
+        self.began = time.monotonic() - (time.time() - (float(agreed) if agreed else own))
+        self._last_step_at = time.monotonic()
 
     @property
     def began_ns(self) -> int:
@@ -37,29 +39,29 @@ class StepRecorder:
         return time.monotonic() - self.began
 
     def enter_step(self) -> None:
-        """The gradient is there."""
-        self._in_step_since = time.monotonic()
+        """The gradient has been computed."""
+        self._gradient_at = time.monotonic()
 
     def leave_step(self, void: bool) -> None:
-        """The step is made; or does not count."""
+        """The step has ended; a void one does not count."""
         ended = time.monotonic()
         if self.recorder is not None and not void:
-            times = (moment - self.began for moment in (self._stepped_at, self._in_step_since, ended))
+            times = (moment - self.began for moment in (self._last_step_at, self._gradient_at, ended))
             self.recorder.stepped(self.rank, *times)
-        self._stepped_at = ended
+        self._last_step_at = ended
 
     def waited(self, since: float) -> None:
-        """The training waited for others, since this moment."""
+        """Training has waited for other workers since then."""
         if self.recorder is not None:
             self.recorder.waited(self.rank, since - self.began, self.now())
 
     def snapshot(self, since: float) -> None:
-        """What is to travel was copied."""
+        """A snapshot was copied."""
         if self.recorder is not None:
             self.recorder.snapshot(self.rank, since - self.began, self.now())
 
     def exchanged(self, members: tuple[int, ...], since: float, sent_bytes: int, name: str) -> None:
-        """An exchange that all members know by ``name``."""
+        """An exchange or a collective has ended that all its members call ``name``."""
         if self.recorder is not None:
             self.recorder.exchanged(members, since - self.began, self.now(), sent_bytes, name)
 

@@ -1,4 +1,4 @@
-"""Everything a worker is: what a checkpoint keeps, and what one that joins takes over from the others."""
+"""The whole state of a worker: what a checkpoint keeps, and what a joining worker takes over from the others."""
 
 from __future__ import annotations
 
@@ -19,36 +19,39 @@ from gossamer.process.runtime.process_worker import ProcessWorker
 
 
 class WorkerState:
-    """One worker's vectors, scalars, counts and what it has under way (a ``groups.State``)."""
+    """One worker's vectors, scalars, counts and communication in flight (a ``TransferableState``)."""
 
     def __init__(self, method: Method, flat_model: FlatModel, worker: ProcessWorker) -> None:
         self.method, self.flat_model, self.worker = method, flat_model, worker
         self.lock = threading.RLock()
-        """Held by whoever works on ``x``."""
-        self.under_way: dict[Ticket, Future[Any]] = {}
+        """Held by the thread that works on ``x``: the training's during a step, the background's while it merges."""
+        self.in_flight: dict[Ticket, Future[Any]] = {}
+        self.in_step = False
+        """The optimizer's step is in progress: ``weights`` are written when it ends."""
         self.needs_state = False
-        """This worker has nothing of the run yet."""
+        """This worker has just joined and has no state of the run yet."""
         self.nonfinite = False
-        """This worker has sent what is not finite, and needs the others' state."""
-        self.events: list[str] = []
+        """This worker has sent a vector that is not finite, and needs the others' state."""
         self.stale_gradient = False
-        """The gradient under way was taken at weights that were not finite."""
+        """The gradient in progress is taken at weights that have been replaced since."""
+        self.events: list[str] = []
+        """What happened to this worker, for people."""
 
-    # What one that is behind takes over
+    # State transfer (collectives/state_transfer.py)
 
     def position(self, channel: str) -> int:
         if self.needs_state or self.nonfinite:
             return -1
-        # Beside the training nobody is behind: there is no step that could be void.
+        # A membership that the background rebuilds has no step that could be void, so nobody in it is behind.
         return self.worker.step if channel == FOREGROUND else 0
 
-    def portable(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    def export_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         shared = [name for name in self.method.shared if name in self.method.shared_vectors]
         with self.lock:
             tensors = {"x": self.flat_model.x}
             tensors |= {f"buffer/{name}": buffer for name, buffer in self._buffers().items()}
             tensors |= {f"vector/{name}": self.worker.vector(name) for name in shared}
-            facts: dict[str, Any] = {
+            rest: dict[str, Any] = {
                 "step": self.worker.step,
                 "scalars": {name: value for name, value in self.worker.scalars.items() if name in self.method.shared},
                 "optimizer": {},
@@ -58,10 +61,10 @@ class WorkerState:
                     if isinstance(value, Tensor):
                         tensors[f"optimizer/{index}/{name}"] = value
                     else:
-                        facts["optimizer"][f"{index}/{name}"] = value
-            return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}, facts
+                        rest["optimizer"][f"{index}/{name}"] = value
+            return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}, rest
 
-    def take(self, tensors: dict[str, Tensor], facts: dict[str, Any]) -> None:
+    def import_state(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
         if tensors["x"].shape != self.flat_model.x.shape:
             raise InputError(
                 f"the others' model has {tensors['x'].numel()} trainable parameters and worker {self.worker.rank}'s "
@@ -69,28 +72,28 @@ class WorkerState:
             )
         with self.lock:
             if self.nonfinite:
-                self.begin_again()
-                # Where workers wait for each other they take over within a step, and that is void anyway.
+                self.reset_vectors()
+                # Workers in lockstep take over within a step, which is void anyway.
                 self.nonfinite, self.stale_gradient = False, not self.method.lockstep
             self.flat_model.x.copy_(tensors["x"])
             for name, tensor in tensors.items():
-                kind, _, rest = name.partition("/")
+                kind, _, key = name.partition("/")
                 if kind == "buffer":
-                    self._buffers()[rest].copy_(tensor)
+                    self._buffers()[key].copy_(tensor)
                 elif kind == "vector":
-                    self.worker.vector(rest).copy_(tensor)
+                    self.worker.vector(key).copy_(tensor)
                 elif kind == "optimizer":
-                    self._take_optimizer_state(rest, tensor)
-            for name, value in facts["optimizer"].items():
-                self._take_optimizer_state(name, value)
-            self.worker.scalars.update(facts["scalars"])
+                    self._load_optimizer_entry(key, tensor)
+            for key, value in rest["optimizer"].items():
+                self._load_optimizer_entry(key, value)
+            self.worker.scalars.update(rest["scalars"])
             if self.method.lockstep:
-                self.worker.step = facts["step"]
+                self.worker.step = rest["step"]
             self.flat_model.load_weights(self.flat_model.x)
             self.needs_state = False
 
-    def begin_again(self) -> None:
-        """Others' weights take the place of ours: what ours left behind, in the optimizer too, begins at zero."""
+    def reset_vectors(self) -> None:
+        """Zero the method's vectors and the optimizer's moments: they belong to weights that were replaced."""
         moments = [value for _, _, value in self._optimizer_state() if isinstance(value, Tensor) and value.dim()]
         for tensor in (*self.worker.vectors.values(), *moments):
             tensor.zero_()
@@ -98,13 +101,14 @@ class WorkerState:
     def on_membership_change(self) -> None:
         self.events.append("the group was rebuilt")
         with self.lock:
-            self.under_way.clear()
+            self.in_flight.clear()
             self.method.on_membership_change(self.worker)
 
     def _buffers(self) -> dict[str, Tensor]:
         return dict(self.flat_model.model.named_buffers())
 
     def _optimizer_state(self) -> list[tuple[int, str, Any]]:
+        """Return the optimizer's state as (parameter index, name, value)."""
         state = self.flat_model.optimizer.state
         return [
             (index, name, value)
@@ -113,59 +117,60 @@ class WorkerState:
             if value is None or isinstance(value, Tensor | int | float | bool | str)
         ]
 
-    def _take_optimizer_state(self, key: str, value: Any) -> None:
+    def _load_optimizer_entry(self, key: str, value: Any) -> None:
+        """Set one entry of the optimizer's state; ``key`` is PARAMETER_INDEX/NAME."""
         index, name = key.split("/", 1)
         parameter = self.flat_model.parameters[int(index)]
         entry = self.flat_model.optimizer.state[parameter]
-        held = entry.get(name)
+        current = entry.get(name)
         if not isinstance(value, Tensor):
             entry[name] = value
-        elif isinstance(held, Tensor) and held.shape == value.shape:
-            held.copy_(value)
+        elif isinstance(current, Tensor) and current.shape == value.shape:
+            current.copy_(value)
         else:
-            # Step counts lie in host memory, as torch has them; all else beside the parameter.
+            # Torch keeps step counts in host memory and everything else on the parameter's device.
             entry[name] = value.clone() if value.dim() == 0 else value.to(parameter.device, copy=True)
 
-    # What a checkpoint keeps
+    # Checkpoints
 
     def state_dict(self) -> dict[str, Any]:
-        """Tensors (copies, in host memory) and what JSON can hold, in nested dictionaries."""
-        in_flight = self._drained()
+        """Return tensors (copies in host memory) and JSON data in nested dictionaries."""
+        in_flight = self._drain_in_flight()
         with self.lock:
             return {
                 "method": self.method.name,
                 "rank": self.worker.rank,
                 "workers": self.worker.num_workers,
                 "step": self.worker.step,
-                "x": _kept(self.flat_model.x),
-                "buffers": {name: _kept(buffer) for name, buffer in self._buffers().items()},
-                "vectors": {name: _kept(vector) for name, vector in self.worker.vectors.items()},
+                "x": _host_copy(self.flat_model.x),
+                "buffers": {name: _host_copy(buffer) for name, buffer in self._buffers().items()},
+                "vectors": {name: _host_copy(vector) for name, vector in self.worker.vectors.items()},
                 "scalars": dict(self.worker.scalars),
                 "rng": self.worker.rng.bit_generator.state,
                 "tickets": sorted(self.worker.tickets),
                 "in_flight": in_flight,
             }
 
-    def _drained(self) -> dict[str, Any]:
-        """The answers to what is under way, waited for; without those that were lost with their group."""
-        drained: dict[str, Any] = {}
+    def _drain_in_flight(self) -> dict[str, Any]:
+        """Wait for the communication in flight and return its answers, except those lost with their generation."""
+        answers: dict[str, Any] = {}
         for name, ticket in list(self.worker.tickets.items()):
             try:
-                answer = self.under_way[ticket].result()
+                answer = self.in_flight[ticket].result()
             except (CommAborted, KeyError):
                 continue
             if isinstance(answer, Tensor):
-                drained[name] = {"mean": _kept(answer)}
+                answers[name] = {"mean": _host_copy(answer)}
             else:
-                gathered = {str(at): _kept(tensor) for at, tensor in enumerate(t for ts in answer for t in ts)}
-                drained[name] = {"gathered": gathered, "of": len(answer)}
-        return drained
+                gathered = {str(at): _host_copy(tensor) for at, tensor in enumerate(t for ts in answer for t in ts)}
+                answers[name] = {"gathered": gathered, "of": len(answer)}
+        return answers
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from what ``state_dict`` gave."""
-        for name, mine in (("method", self.method.name), ("workers", self.worker.num_workers)):
-            if state.get(name) != mine:
-                raise InputError(f"this state is of a run with {name} {state.get(name)!r}, not {mine!r}")
+        """Continue from what ``state_dict`` returned."""
+        for name, own in (("method", self.method.name), ("workers", self.worker.num_workers)):
+            if state.get(name) != own:
+                raise InputError(f"this state is of a run with {name} {state.get(name)!r}, not {own!r}")
         if len(state["x"]) != len(self.flat_model.x):
             raise InputError(
                 f"this state is of a model with {len(state['x'])} trainable parameters, this one has "
@@ -183,37 +188,37 @@ class WorkerState:
             worker.step = state["step"]
             worker.rng.bit_generator.state = state["rng"]
             worker.tickets.clear()
-            self.under_way.clear()
-            for name, kept in state["in_flight"].items():
-                self._restore(name, kept)
+            self.in_flight.clear()
+            for name, answer in state["in_flight"].items():
+                self._restore_in_flight(name, answer)
             if sorted(worker.tickets) != state["tickets"]:
                 self.method.on_membership_change(worker)
             if self.flat_model.two_vectors:
                 self.method.eval_point(worker, self.flat_model.weights)
             self.flat_model.load_weights(self.flat_model.weights)
 
-    def _restore(self, name: str, kept: dict[str, Any]) -> None:
-        """Let a communication be under way whose answer is there already."""
+    def _restore_in_flight(self, name: str, saved: dict[str, Any]) -> None:
+        """Recreate a communication in flight whose answer has already arrived."""
         device = self.flat_model.device
         answer: Any
-        if "mean" in kept:
-            answer = kept["mean"].to(device)
+        if "mean" in saved:
+            answer = saved["mean"].to(device)
             ticket = Ticket(Mean(answer, round=self.worker.step))
         else:
-            tensors = [tensor.to(device) for tensor in kept["gathered"].values()]
-            each = len(tensors) // kept["of"]
-            answer = [tuple(tensors[at : at + each]) for at in range(0, len(tensors), each)]
+            tensors = [tensor.to(device) for tensor in saved["gathered"].values()]
+            per_worker = len(tensors) // saved["of"]
+            answer = [tuple(tensors[at : at + per_worker]) for at in range(0, len(tensors), per_worker)]
             ticket = Ticket(Gather(answer[0], round=self.worker.step))
-        done: Future[Any] = Future()
-        done.set_result(answer)
+        future: Future[Any] = Future()
+        future.set_result(answer)
         self.worker.tickets[name] = ticket
-        self.under_way[ticket] = done
+        self.in_flight[ticket] = future
 
 
 def is_finite(tensor: Tensor) -> bool:
-    """Whether all of a vector is finite; in one pass over it."""
+    """Return whether all elements are finite, in one pass."""
     return isfinite(float(tensor.sum(dtype=torch.float64 if tensor.dtype == torch.float64 else torch.float32)))
 
 
-def _kept(tensor: Tensor) -> Tensor:
+def _host_copy(tensor: Tensor) -> Tensor:
     return tensor.detach().to("cpu", copy=True)

@@ -1,9 +1,9 @@
-"""Where workers find each other: a key-value store, and what takes its place when it is gone.
+"""A key-value store that fails over.
 
-The run begins at one store (torchrun's, or rank 0's). Every worker also hosts a small one of its own and leaves its
-address there. When the store dies or does not answer, survivors move to the first of those that does, in rank order,
-and to an earlier one as soon as one answers. Nothing in a store is needed to go on training: it only helps to build new
-connections, so everybody leaves its own entries anew after a move.
+A run starts at one store: torchrun's, or one that rank 0 hosts. Every worker also hosts a small *spare* store and
+publishes its address. When the store in use dies or stops answering, workers move to the first spare that answers, in
+rank order, and back to an earlier one as soon as that answers. Training needs nothing from the store: it only serves to
+build new connections. So each worker simply republishes its own entries after a move.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ import torch.distributed as dist
 
 from gossamer.process.daemon_executor import DaemonExecutor
 
-CONNECT_S = 1.0
-OWN_S = 60.0
-"""A store in this process will be there, however busy the machine is."""
+CONNECT_TIMEOUT_S = 1.0
+SPARE_TIMEOUT_S = 60.0
+"""A store in this process will start, however busy the machine is."""
 
-ANSWER_S = 2.0
-"""A store that has not answered for so long is taken for gone."""
+ANSWER_TIMEOUT_S = 2.0
+"""A store that has not answered for this long counts as dead."""
 
-CLOSE_S = 4.0
-"""In so long a connection that is being made has been made, or has failed."""
+CLOSE_TIMEOUT_S = 4.0
+"""Within this time a connection attempt has succeeded or failed."""
 
 RETRY_S = 0.5
-LOOK_S = 0.3
-"""How often whoever waits for an entry looks whether there is any hope."""
+HOPELESS_CHECK_S = 0.3
+"""How often a wait for a key checks whether the key can still appear."""
 
 POLL_S = 0.005
 
@@ -43,33 +43,33 @@ T = TypeVar("T")
 
 
 class _PollingStore(dist.Store):
-    """The meeting point as the store that torch builds process groups with.
+    """The failover store in the form in which torch builds process groups with it.
 
-    A wait on a store's connection blocks everything else on it, and a connection for each group is too much: where many
-    are opened at once some take seconds. This one asks again and again over the connection there is.
+    A wait on a TCPStore blocks everything else on its connection. A connection for each group is no way out: where many
+    are opened at once some take seconds. This store polls over the one connection there is.
     """
 
-    def __init__(self, store: FailoverStore, within_s: float, hopeless: Callable[[], bool]) -> None:
+    def __init__(self, store: FailoverStore, timeout_s: float, hopeless: Callable[[], bool]) -> None:
         super().__init__()
-        self._store, self._within_s, self._hopeless = store, within_s, hopeless
+        self._store, self._timeout_s, self._hopeless = store, timeout_s, hopeless
 
     def set(self, key: str, value: Any) -> None:
         if not self._store.set(key, value):
-            raise RuntimeError("the meeting point is out of reach")
+            raise RuntimeError("no store can be reached")
 
     def get(self, key: str) -> bytes:
-        looked = time.monotonic()
-        until = looked + self._within_s
+        checked = time.monotonic()
+        until = checked + self._timeout_s
         while time.monotonic() < until:
-            found = self._store.get(key)
-            if found is not None:
-                return found
-            if time.monotonic() - looked > LOOK_S:
-                looked = time.monotonic()
+            value = self._store.get(key)
+            if value is not None:
+                return value
+            if time.monotonic() - checked > HOPELESS_CHECK_S:
+                checked = time.monotonic()
                 if self._hopeless():
                     break
             time.sleep(POLL_S)
-        raise RuntimeError(f"nobody came to {key}")
+        raise RuntimeError(f"nobody published {key}")
 
     def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
         for key in keys:
@@ -79,122 +79,123 @@ class _PollingStore(dist.Store):
         return all(self._store.get(key) is not None for key in keys)
 
     def add(self, key: str, amount: int) -> int:
-        held = self._store.add(key, amount)
-        if held is None:
-            raise RuntimeError("the meeting point is out of reach")
-        return held
+        value = self._store.add(key, amount)
+        if value is None:
+            raise RuntimeError("no store can be reached")
+        return value
 
 
 class _StoreClient:
-    """A connection to one store.
+    """A connection to one store, used by a thread of its own.
 
-    A store whose process is stopped never answers, and torch waits for it without end; so a thread of its own asks, and
-    is left behind when there is no answer in time.
+    A store whose process is stopped never answers, and torch waits for it without end. The thread is abandoned then.
     """
 
     def __init__(self, connect: Callable[[], dist.Store]) -> None:
-        self._aside = DaemonExecutor("gossamer-store")
-        self.connected = self._aside.submit(connect)
+        self._executor = DaemonExecutor("gossamer-store")
+        self.connected = self._executor.submit(connect)
 
-    def ask(self, question: Callable[[dist.Store], T]) -> T:
-        """Raises RuntimeError if the store does not answer."""
+    def call(self, request: Callable[[dist.Store], T]) -> T:
+        """Return the store's answer; RuntimeError if there is none in time."""
         try:
-            return self._aside.submit(lambda: question(self.connected.result())).result(ANSWER_S)
+            return self._executor.submit(lambda: request(self.connected.result())).result(ANSWER_TIMEOUT_S)
         except TimeoutError:
-            raise RuntimeError(f"the store did not answer in {ANSWER_S} s") from None
+            raise RuntimeError(f"the store did not answer in {ANSWER_TIMEOUT_S} s") from None
 
-    def close(self, within_s: float = 0.0) -> bool:
-        """Whether its thread has ended."""
-        return self._aside.close(within_s)
+    def close(self, timeout_s: float = 0.0) -> bool:
+        """Return whether the thread has ended."""
+        return self._executor.close(timeout_s)
 
 
 class FailoverStore:
-    """One store at a time, out of several."""
+    """A client of one store at a time: the home store, or the first spare that answers."""
 
     def __init__(self, host: str, port: int, hosting: bool, prefix: str, timeout_s: float) -> None:
         self.prefix = prefix
         self.home: Address = (host, port)
         self.spares: dict[int, Address] = {}
-        """The workers' own stores, by rank."""
-        self.moved: list[Callable[[], None]] = []
-        """Called after a move: everybody leaves its entries anew."""
+        """The addresses of the workers' spare stores, by rank."""
+        self.on_move: list[Callable[[], None]] = []
+        """Called after a move to another store: every user republishes its entries."""
         self._lock = threading.RLock()
-        self._at = self.home
+        self._current = self.home
         self._tried = 0.0
         self._closed = False
-        within = timedelta(seconds=timeout_s)
-        first = _host(self.home, "", within) if hosting else dist.TCPStore(host, port, None, False, within, False)
-        self._hosted = [first] if hosting else []
-        self._line: _StoreClient | None = _StoreClient(lambda: first)
-        self._knock: tuple[Address, _StoreClient] | None = None
-        self._knocks = 0
-        self._given_up: list[_StoreClient] = []
-        """Lines that have no use any more, and whose threads may not have ended."""
+        timeout = timedelta(seconds=timeout_s)
+        home = _host(self.home, "", timeout) if hosting else dist.TCPStore(host, port, None, False, timeout, False)
+        self._hosted = [home] if hosting else []
+        self._client: _StoreClient | None = _StoreClient(lambda: home)
+        self._attempt: tuple[Address, _StoreClient] | None = None
+        """The connection attempt to an earlier store that is in progress."""
+        self._num_attempts = 0
+        self._abandoned: list[_StoreClient] = []
+        """Clients without use whose threads may still run."""
 
-    def host_own(self, host: str) -> Address:
-        """Start a store in this process; returns its address."""
-        own = _host((host, 0), host, timedelta(seconds=OWN_S))
-        self._hosted.append(own)
-        return host, own.port
+    def host_spare(self, host: str) -> Address:
+        """Start a spare store in this process and return its address."""
+        spare = _host((host, 0), host, timedelta(seconds=SPARE_TIMEOUT_S))
+        self._hosted.append(spare)
+        return host, spare.port
 
     @property
     def hosted_here(self) -> bool:
-        """Whether the store in use is one of this process."""
-        return any(own.port == self._at[1] for own in self._hosted)
+        """Whether this process hosts the store in use."""
+        return any(store.port == self._current[1] for store in self._hosted)
 
-    def store(self, within_s: float, hopeless: Callable[[], bool] = lambda: False) -> dist.Store:
-        """A store for building a process group, whose members it waits for so long, or until that is ``hopeless``."""
-        return _PollingStore(self, within_s, hopeless)
+    def for_group(self, timeout_s: float, hopeless: Callable[[], bool] = lambda: False) -> dist.Store:
+        """Return a store to build a process group with. It waits for members until ``timeout_s`` or ``hopeless()``."""
+        return _PollingStore(self, timeout_s, hopeless)
 
     def get(self, key: str) -> bytes | None:
-        return self._ask(lambda store: store.get(self.prefix + key) if store.check([self.prefix + key]) else None)
+        """Return the value of ``key``, or None if there is none or no store can be reached."""
+        return self._call(lambda store: store.get(self.prefix + key) if store.check([self.prefix + key]) else None)
 
     def set(self, key: str, value: Any) -> bool:
-        """False if no store could be reached."""
+        """Set ``key``; return False if no store can be reached."""
 
         def put(store: dist.Store) -> bool:
             store.set(self.prefix + key, value)
             return True
 
-        return bool(self._ask(put))
+        return bool(self._call(put))
 
-    def claim(self, key: str, value: str, instead_of: str = "") -> bytes | None:
-        """Set ``key`` if it holds ``instead_of``, or nothing; returns what it holds then."""
-        return self._ask(lambda store: store.compare_set(self.prefix + key, instead_of, value))
+    def compare_set(self, key: str, value: str, expected: str = "") -> bytes | None:
+        """Set ``key`` if its value is ``expected`` (empty: if it has none). Return its value afterwards."""
+        return self._call(lambda store: store.compare_set(self.prefix + key, expected, value))
 
     def add(self, key: str, amount: int) -> int | None:
-        """Add to a counter; returns what it holds then."""
-        return self._ask(lambda store: store.add(self.prefix + key, amount))
+        """Add to a counter and return its new value."""
+        return self._call(lambda store: store.add(self.prefix + key, amount))
 
-    def _ask(self, question: Callable[[dist.Store], T]) -> T | None:
-        """The store's answer; None if no store can be reached."""
+    def _call(self, request: Callable[[dist.Store], T]) -> T | None:
+        """Return the store's answer, or None if no store can be reached."""
         with self._lock:
-            line = self._reach()
-            if line is None:
+            client = self._reach()
+            if client is None:
                 return None
             try:
-                return line.ask(question)
+                return client.call(request)
             except RuntimeError:
-                self._hang_up()
+                self._disconnect()
                 return None
 
     def close(self) -> None:
-        """Let go of the stores, our own included."""
+        """Close all connections, and the stores hosted here."""
         with self._lock:
             self._closed = True
-            self._give_up(self._line, self._knock and self._knock[1])
-            until = time.monotonic() + CLOSE_S
-            for line in self._given_up:
-                line.close(max(until - time.monotonic(), 0.0))
-            self._line, self._knock, self._hosted = None, None, []
+            self._abandon(self._client, self._attempt and self._attempt[1])
+            until = time.monotonic() + CLOSE_TIMEOUT_S
+            for client in self._abandoned:
+                client.close(max(until - time.monotonic(), 0.0))
+            self._client, self._attempt, self._hosted = None, None, []
 
     def _addresses(self) -> list[Address]:
         return [self.home, *(address for _, address in sorted(self.spares.items()))]
 
     def listens(self, rank: int) -> bool:
-        """False if nobody listens where the store of ``rank`` was: its process has ended."""
+        """Return False if the spare store of ``rank`` refuses connections: its process has ended."""
         try:
-            socket.create_connection(self.spares[rank], CONNECT_S).close()
+            socket.create_connection(self.spares[rank], CONNECT_TIMEOUT_S).close()
         except ConnectionRefusedError:
             return False
         except (OSError, KeyError):
@@ -202,83 +203,89 @@ class FailoverStore:
         return True
 
     def answers(self, rank: int) -> bool:
-        """Whether the store of ``rank`` answers: its process runs, and is not stopped."""
+        """Return whether the spare store of ``rank`` answers: its process runs and is not stopped."""
         address = self.spares.get(rank)
         if address is None:
             return False
-        line = _StoreClient(partial(_connect, address))
+        client = _StoreClient(partial(_connect, address))
         try:
-            line.connected.result(CONNECT_S)
+            client.connected.result(CONNECT_TIMEOUT_S)
         except (RuntimeError, TimeoutError):
             return False
         finally:
             with self._lock:
-                self._give_up(line)
+                self._abandon(client)
         return True
 
-    def seek_earlier(self) -> None:
-        """Move to a store that comes before the present one, if it answers; never waits for that."""
+    def move_to_earlier(self) -> None:
+        """Move to a store that precedes the current one if it answers. Never blocks: call it again and again."""
         with self._lock:
-            if self._knock is None:
-                if self._at == self.home or self._closed or time.monotonic() - self._tried < RETRY_S:
+            if self._attempt is None:
+                if self._current == self.home or self._closed or time.monotonic() - self._tried < RETRY_S:
                     return
                 addresses = self._addresses()
-                earlier = addresses[: addresses.index(self._at) if self._at in addresses else None]
+                earlier = addresses[: addresses.index(self._current) if self._current in addresses else None]
                 self._tried = time.monotonic()
-                self._knocks += 1
-                address = earlier[self._knocks % len(earlier)]
-                self._knock = address, _StoreClient(partial(_connect, address))
-            address, line = self._knock
-            if not line.connected.done():
+                self._num_attempts += 1
+                address = earlier[self._num_attempts % len(earlier)]
+                self._attempt = address, _StoreClient(partial(_connect, address))
+            address, client = self._attempt
+            if not client.connected.done():
                 return
-            self._knock = None
-            if line.connected.exception() is not None:
-                self._give_up(line)
+            self._attempt = None
+            if client.connected.exception() is not None:
+                self._abandon(client)
                 return
-            self._hang_up()
-            self._line, self._at = line, address
-        self._tell()
+            self._disconnect()
+            self._client, self._current = client, address
+        self._notify()
 
     def _reach(self) -> _StoreClient | None:
-        """The line to the present store, or to the next that answers."""
-        if self._line is not None or self._closed or time.monotonic() - self._tried < RETRY_S:
-            return self._line
+        """Return the client of the current store, or of the first one that answers."""
+        if self._client is not None or self._closed or time.monotonic() - self._tried < RETRY_S:
+            return self._client
         for address in self._addresses():
-            line = _StoreClient(partial(_connect, address))
+            client = _StoreClient(partial(_connect, address))
             try:
-                line.connected.result(CONNECT_S)
+                client.connected.result(CONNECT_TIMEOUT_S)
             except (RuntimeError, TimeoutError):
-                self._give_up(line)
+                self._abandon(client)
                 continue
-            self._line, self._at = line, address
-            self._tell()
-            return self._line
+            self._client, self._current = client, address
+            self._notify()
+            return self._client
         self._tried = time.monotonic()
         return None
 
-    def _hang_up(self) -> None:
-        self._give_up(self._line)
-        self._line = None
+    def _disconnect(self) -> None:
+        self._abandon(self._client)
+        self._client = None
 
-    def _give_up(self, *lines: _StoreClient | None) -> None:
-        self._given_up = [line for line in (*self._given_up, *lines) if line is not None and not line.close()]
+    def _abandon(self, *clients: _StoreClient | None) -> None:
+        candidates = (client for client in (*self._abandoned, *clients) if client is not None)
+        self._abandoned = [client for client in candidates if not client.close()]
 
-    def _tell(self) -> None:
-        for call in self.moved:
-            call()
+    def _notify(self) -> None:
+        for callback in self.on_move:
+            callback()
 
 
-def _host(address: Address, interface: str, within: timedelta) -> dist.TCPStore:
-    """A store in this process, which several who meet at the same address share.
+def host_store(host: str, port: int, timeout_s: float) -> dist.TCPStore:
+    """Host a store in this process; several users of one address share it."""
+    return _host((host, port), "", timedelta(seconds=timeout_s))
 
-    Torch's store looks up the name of everybody who connects, and answers nobody until it has it. Over IPv6, which it
-    would listen on, this host itself has no name without a name server, and where that does not answer either a store
-    stands still for seconds. So it is handed a socket that listens on IPv4, if the address is one.
+
+def _host(address: Address, interface: str, timeout: timedelta) -> dist.TCPStore:
+    """Host a store in this process; several users of one address share it.
+
+    Torch's store does a reverse look-up of every client's address before it answers anybody. Over IPv6, on which torch
+    would listen, this host has no name without a name server, and if that does not answer either the store stalls for
+    seconds. So we hand it a socket that listens on IPv4 if the address is one.
     """
     host, port = address
     listening = None
     with contextlib.suppress(OSError):
-        # Where the port is taken already it is by ourselves, or torch says by whom.
+        # If the port is taken, then by this process itself; else torch reports the error.
         socket.getaddrinfo(host, port, socket.AF_INET)
         listening = socket.create_server((interface or "0.0.0.0", port), backlog=2048)
         port = listening.getsockname()[1]
@@ -287,7 +294,7 @@ def _host(address: Address, interface: str, within: timedelta) -> dist.TCPStore:
         port,
         None,
         True,
-        within,
+        timeout,
         wait_for_workers=False,
         multi_tenant=True,
         master_listen_fd=None if listening is None else listening.detach(),
@@ -295,9 +302,9 @@ def _host(address: Address, interface: str, within: timedelta) -> dist.TCPStore:
 
 
 def _connect(address: Address) -> dist.Store:
-    """Connect to a store that may not be there; torch would retry, and report every refusal at length."""
+    """Connect to a store that may be dead; torch alone would retry, and log every refusal at length."""
     try:
-        socket.create_connection(address, CONNECT_S).close()
+        socket.create_connection(address, CONNECT_TIMEOUT_S).close()
     except OSError as error:
         raise RuntimeError(f"no store at {address[0]}:{address[1]}: {error}") from None
-    return dist.TCPStore(*address, None, False, timedelta(seconds=CONNECT_S), wait_for_workers=False)
+    return dist.TCPStore(*address, None, False, timedelta(seconds=CONNECT_TIMEOUT_S), wait_for_workers=False)

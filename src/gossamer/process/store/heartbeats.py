@@ -1,62 +1,101 @@
-"""Who is alive: every worker leaves a number at the meeting point that goes up, beside its training."""
+"""Heartbeats: every worker increments a counter in the store; a counter that stops means that its worker is dead.
+
+Beside the counter a worker publishes whether it is done with its training.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
+from collections.abc import Callable
 
 from gossamer.process.store.failover_store import FailoverStore
 
+HEARTBEAT_INTERVAL_S = 0.1
+
 SUSPECT_S = 0.5
-"""A worker whose number has stood still for so long is dead if nobody listens any more where its own store was."""
+"""A worker whose counter has stood still for this long is dead if nothing listens on the port of its store."""
 
 DEAD_S = 3.0
-"""After so long it is taken for dead, until it moves again, if its own store does not answer: that needs no Python, so
-that of a process which is only busy does."""
+"""After this long it is dead if its store does not answer. The store needs no Python, so a busy process still answers
+and a stopped one (SIGSTOP) does not. A worker that moves again is alive again."""
 
 HUNG_S = 60.0
-"""After so long it is taken for dead whatever answers."""
+"""After this long it is dead whatever answers."""
 
-BORN_S = 300.0
-"""A worker that was never heard of may still be on its way for so long."""
+FIRST_HEARTBEAT_S = 300.0
+"""How long a worker that was never seen may still be starting."""
 
 
 class Heartbeats:
-    """The heartbeats of all workers, as one of them sees them."""
+    """The heartbeats of all workers, as seen by one of them."""
 
     def __init__(self, rank: int, store: FailoverStore) -> None:
         self.rank, self.store = rank, store
         self._count = 0
-        self.all_born = False
-        """Everybody has been there: one that is not heard of is not on its way but gone."""
-        self._seen: dict[int, tuple[bytes | None, float]] = {}
+        self.all_seen = False
+        """Every worker has been seen: one without a counter is dead, not starting."""
+        self._last_seen: dict[int, tuple[bytes | None, float]] = {}
         self.lost: set[int] = set()
-        """Who was dead when last looked at."""
+        """Workers that were dead at the last check."""
 
     def beat(self) -> None:
-        """Say that we are alive."""
+        """Increment this worker's counter."""
         self._count += 1
         self.store.set(f"beat/{self.rank}", f"{time.time():.3f}/{self._count}")
 
+    def publish_done(self, done: bool) -> None:
+        """Publish whether this worker is done with its training."""
+        self.store.set(f"done/{self.rank}", str(int(done)))
+
+    def done(self, rank: int) -> bool:
+        """Return whether ``rank`` has published that it is done with its training."""
+        return self.store.get(f"done/{rank}") == b"1"
+
     def dead(self, rank: int) -> bool:
-        """Whether ``rank`` has not been heard of for a while."""
+        """Check the counter of ``rank`` and return whether that worker is dead."""
         if rank == self.rank:
             return False
-        beat, now = self.store.get(f"beat/{rank}"), time.monotonic()
-        seen = self._seen.get(rank)
-        # A store that nobody has come to yet says nothing about them: they are as silent as they were.
-        if seen is None or (beat is not None and seen[0] != beat):
-            self._seen[rank] = (beat, now)
+        counter, now = self.store.get(f"beat/{rank}"), time.monotonic()
+        last = self._last_seen.get(rank)
+        # A new store to which a worker has not written yet is no news about that worker.
+        if last is None or (counter is not None and last[0] != counter):
+            self._last_seen[rank] = (counter, now)
             self.lost.discard(rank)
             return False
-        if rank not in self.lost and self._is_gone(rank, beat is not None, now - seen[1]):
+        if rank not in self.lost and self._is_dead(rank, counter is not None, now - last[1]):
             self.lost.add(rank)
         return rank in self.lost
 
-    def _is_gone(self, rank: int, heard_of: bool, still_s: float) -> bool:
-        if not heard_of and not self.all_born:
-            return still_s > BORN_S
-        if still_s < SUSPECT_S:
+    def _is_dead(self, rank: int, seen: bool, silent_s: float) -> bool:
+        if not seen and not self.all_seen:
+            return silent_s > FIRST_HEARTBEAT_S
+        if silent_s < SUSPECT_S:
             return False
-        if still_s > HUNG_S or not self.store.listens(rank):
+        if silent_s > HUNG_S or not self.store.listens(rank):
             return True
-        return still_s > DEAD_S and not self.store.answers(rank)
+        return silent_s > DEAD_S and not self.store.answers(rank)
+
+
+class HeartbeatThread:
+    """A daemon thread that beats, and calls ``poll`` after every heartbeat."""
+
+    def __init__(self, heartbeats: Heartbeats, poll: Callable[[], None] = lambda: None) -> None:
+        self.heartbeats, self._poll = heartbeats, poll
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gossamer-heartbeat", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            # A store or a connection that fails now is tried again at the next heartbeat.
+            with contextlib.suppress(RuntimeError):
+                self.heartbeats.beat()
+                self._poll()
+            self._closed.wait(HEARTBEAT_INTERVAL_S)
+
+    def close(self, timeout_s: float = 2 * HEARTBEAT_INTERVAL_S + 1) -> None:
+        """Stop after the heartbeat in progress; wait for it at most ``timeout_s``."""
+        self._closed.set()
+        self._thread.join(timeout_s)

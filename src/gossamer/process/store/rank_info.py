@@ -1,4 +1,4 @@
-"""Which worker this process is, and where it meets the others, as torchrun, SLURM or a test say in the environment."""
+"""Which rank this process has and where the store is, as torchrun, SLURM or the environment say."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ import torch.distributed as dist
 from gossamer.errors import InputError
 from gossamer.process.store.failover_store import FailoverStore
 
-START_S = 300.0
-"""How long the others may take to come to the first meeting."""
+START_TIMEOUT_S = 300.0
+"""How long a worker waits for the others to start."""
 
-_joined = itertools.count()
-"""A process may join several times, with several models or one after the other: all workers in the same order."""
+_num_joins = itertools.count()
+"""A process may join several times, with several models or one after the other; all workers join in the same order."""
 
 
 @dataclass(frozen=True)
 class RankInfo:
-    """One process among many."""
+    """One worker of a job: its rank, the number of workers, the store's address and the prefix of the job's keys."""
 
     rank: int
     workers: int
@@ -34,30 +34,30 @@ class RankInfo:
     prefix: str
 
     def connect_store(self) -> FailoverStore:
-        """The store at which the run begins; rank 0 hosts it unless torchrun does."""
+        """Connect to the store. Rank 0 hosts it, unless torchrun's agent does."""
         agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        return FailoverStore(self.host, self.port, self.rank == 0 and not agent, self.prefix, START_S)
+        return FailoverStore(self.host, self.port, self.rank == 0 and not agent, self.prefix, START_TIMEOUT_S)
 
 
 def find_rank() -> tuple[int, int]:
-    """This process's rank, and of how many: the user's process group's, torchrun's, SLURM's, or a lone worker's."""
+    """Return (rank, number of workers) of the user's process group, of torchrun, of SLURM, or (0, 1)."""
     env = os.environ
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     if "RANK" in env and "WORLD_SIZE" in env:
-        return _number("RANK"), _number("WORLD_SIZE")
+        return _env_int("RANK"), _env_int("WORLD_SIZE")
     if "SLURM_PROCID" in env and "SLURM_NTASKS" in env:
-        return _number("SLURM_PROCID"), _number("SLURM_NTASKS")
+        return _env_int("SLURM_PROCID"), _env_int("SLURM_NTASKS")
     return 0, 1
 
 
 def find_local_rank() -> int:
-    """This process's number among those of its machine."""
+    """Return this process's rank among those of its machine."""
     return int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")))
 
 
 def find_rank_info() -> RankInfo:
-    """This process's place for one more meeting: all workers have to ask as often."""
+    """Return this process's rank info for one more join. All workers must call this equally often."""
     env = os.environ
     rank, workers = find_rank()
     if not 0 <= rank < workers:
@@ -65,61 +65,62 @@ def find_rank_info() -> RankInfo:
     if workers > 1 and not ("MASTER_ADDR" in env and "MASTER_PORT" in env):
         raise InputError("MASTER_ADDR and MASTER_PORT are not set: start the workers with torchrun, or set them")
     host = env.get("MASTER_ADDR", "127.0.0.1")
-    port = _number("MASTER_PORT") if "MASTER_PORT" in env else free_port()
+    port = _env_int("MASTER_PORT") if "MASTER_PORT" in env else free_port()
     run = f"{env.get('TORCHELASTIC_RUN_ID', 'run')}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    return RankInfo(rank, workers, host, port, f"gossamer/{run}/{next(_joined)}/")
+    return RankInfo(rank, workers, host, port, f"gossamer/{run}/{next(_num_joins)}/")
 
 
 def started_rank_info() -> RankInfo | None:
-    """Which worker this process is, if somebody started it as one of several."""
+    """Return the rank info if torchrun, SLURM or another launcher started this process, else None."""
     env = os.environ
     if {"RANK", "WORLD_SIZE"} <= env.keys() or env.get("SLURM_NTASKS", "1") != "1":
         return find_rank_info()
     return None
 
 
-def _number(name: str) -> int:
+def _env_int(name: str) -> int:
     try:
         return int(os.environ[name])
     except ValueError:
         raise InputError(f"{name} is {os.environ[name]!r} in the environment: expected a whole number") from None
 
 
-_claims: deque[int] = deque()
-"""Open files that stand for the ports given out last."""
+_port_locks: deque[int] = deque()
+"""File descriptors of the abstract sockets that lock the most recent ports."""
 
-_MOST_CLAIMS = 64
+_MAX_PORT_LOCKS = 64
 
 
 def free_port() -> int:
-    """A port that nobody listens on, and that no other process is given by this function for a while.
+    """Return a port that nobody listens on and that this function gives to no other process for a while.
 
-    Not one that the system would choose: it gives those away to connections, and the next of them may get this one.
+    The port is outside the range from which the kernel picks ports for outgoing connections: one of those could be
+    taken again before we listen on it.
     """
     while True:
         port = random.SystemRandom().randrange(10_000, 16_000)
         with socket.socket() as probe, contextlib.suppress(OSError):
             probe.bind(("127.0.0.1", port))
             if sys.platform == "linux":
-                _claim(port)
+                _lock_port(port)
             return port
 
 
-def _claim(port: int) -> None:
-    """Take a name that one process at a time can have, and that is free again when it ends; OSError if it is taken.
+def _lock_port(port: int) -> None:
+    """Lock ``port`` by binding an abstract Unix socket until this process ends; OSError if another process has it.
 
-    Where such names are not to be had ports are given out all the same.
+    Systems that forbid abstract sockets go without the lock.
     """
-    with contextlib.suppress(PermissionError), socket.socket(socket.AF_UNIX) as name:
-        name.bind(f"\0gossamer port {port}")
-        _claims.append(name.detach())
-    if len(_claims) > _MOST_CLAIMS:
-        os.close(_claims.popleft())
+    with contextlib.suppress(PermissionError), socket.socket(socket.AF_UNIX) as lock:
+        lock.bind(f"\0gossamer port {port}")
+        _port_locks.append(lock.detach())
+    if len(_port_locks) > _MAX_PORT_LOCKS:
+        os.close(_port_locks.popleft())
 
 
-def own_host(meeting_host: str) -> str:
-    """The address under which the others reach this process: that of the way to the meeting store."""
+def local_address(store_host: str) -> str:
+    """Return the address under which other workers reach this process: that of the route to the store."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        # Nothing is sent: connecting a datagram socket only looks up the way.
-        probe.connect((socket.gethostbyname(meeting_host), 9))
+        # Connecting a datagram socket sends nothing; it only looks up the route.
+        probe.connect((socket.gethostbyname(store_host), 9))
         return str(probe.getsockname()[0])

@@ -1,0 +1,79 @@
+"""Builds, waits in and closes process groups: the one place that knows of both transports."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch.distributed as dist
+
+from gossamer.process.collectives import gloo, nccl
+from gossamer.process.store.failover_store import FailoverStore
+
+BUILD_TIMEOUT_S = 5.0
+"""How long it may take to connect members that are all ready."""
+
+POLL_S = 0.02
+HOPELESS_CHECK_S = 0.3
+"""How often a worker that waits for members checks whether they can still come."""
+
+
+class GroupBuilder:
+    """Builds the process groups of worker ``rank`` over the store."""
+
+    def __init__(self, rank: int, store: FailoverStore) -> None:
+        self.rank, self.store = rank, store
+
+    def build(
+        self,
+        name: str,
+        members: tuple[int, ...],
+        *,
+        hopeless: Callable[[tuple[int, ...]], bool],
+        on_gpu: bool = False,
+        low_priority: bool = False,
+        timeout_s: float = BUILD_TIMEOUT_S,
+    ) -> Any:
+        """Connect ``members``, who all call this with the same unique ``name``.
+
+        RuntimeError if they do not connect, or once ``hopeless(awaited members)`` says that some will not come.
+        """
+        store = self.store.for_group(timeout_s, lambda: hopeless(members))
+        group_rank = members.index(self.rank)
+        if on_gpu:
+            return nccl.connect(store, name, group_rank, len(members))
+        return gloo.connect(store, name, group_rank, len(members), BUILD_TIMEOUT_S, low_priority)
+
+    def await_ready(self, name: str, members: tuple[int, ...], hopeless: Callable[[tuple[int, ...]], bool]) -> None:
+        """Wait until all members are ready to build, however long they take.
+
+        Gloo itself cannot be told that a member will not come, and blocks until its timeout.
+        """
+        awaited, checked = members, time.monotonic()
+        while awaited:
+            self.store.set(f"{name}/ready/{self.rank}", "1")
+            awaited = tuple(member for member in awaited if self.store.get(f"{name}/ready/{member}") is None)
+            now = time.monotonic()
+            if awaited and now - checked > HOPELESS_CHECK_S:
+                checked = now
+                if hopeless(awaited):
+                    raise RuntimeError(f"workers {list(awaited)} will not come")
+            if awaited:
+                time.sleep(POLL_S)
+
+
+def wait(group: Any, work: dist.Work | gloo.PairExchange, timeout_s: float, abandoned: Callable[[], bool]) -> None:
+    """Wait for communication in ``group``. RuntimeError if it fails, is late or is ``abandoned()``."""
+    if isinstance(work, gloo.PairExchange):
+        work.wait(timeout_s)
+    elif nccl.is_nccl(group):
+        work.wait(timedelta(seconds=timeout_s))
+    else:
+        gloo.wait(group, work, timeout_s, abandoned)
+
+
+def disconnect(group: Any) -> None:
+    """Close the connections of ``group``, so that both ends notice."""
+    (nccl if nccl.is_nccl(group) else gloo).disconnect(group)

@@ -1,0 +1,44 @@
+"""The phases of a worker's life, shared by everything that has to stop with it."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+
+
+class Phase(IntEnum):
+    """Phases in order; a worker never goes back."""
+
+    TRAINING = 0
+    DONE = 1
+    """``finish`` was called: no more steps of its own, but it still serves workers that train."""
+    STOPPED = 2
+    """No worker trains any more: the background part of the method ends."""
+    CLOSED = 3
+    """Connections and threads are being closed; ``optimizer.step()`` is left alone."""
+
+
+class TrainingEnded(Exception):
+    """What a worker waits for will not happen any more: training has ended."""
+
+
+class Lifecycle:
+    """The current phase of this worker."""
+
+    def __init__(self) -> None:
+        self.phase = Phase.TRAINING
+
+    def advance(self, phase: Phase) -> None:
+        """Enter ``phase``, unless the worker is past it."""
+        self.phase = max(self.phase, phase)
+
+    @property
+    def done(self) -> bool:
+        return self.phase >= Phase.DONE
+
+    @property
+    def stopped(self) -> bool:
+        return self.phase >= Phase.STOPPED
+
+    @property
+    def closed(self) -> bool:
+        return self.phase >= Phase.CLOSED

@@ -1,0 +1,220 @@
+"""The parts of a real worker put together: its model, its method, its connections, and the thread that maintains them."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+
+import torch
+from torch import nn
+
+from gossamer.methods import Method
+from gossamer.process.collectives import nccl
+from gossamer.process.collectives.group_builder import GroupBuilder
+from gossamer.process.collectives.groups import Groups
+from gossamer.process.collectives.membership import BACKGROUND, FOREGROUND, StepRetry
+from gossamer.process.lifecycle import Lifecycle, Phase, TrainingEnded
+from gossamer.process.metrics import Metrics
+from gossamer.process.pairwise.exchanges import PairwiseExchanges
+from gossamer.process.runtime.driver import Driver
+from gossamer.process.runtime.effect_handler import EffectHandler
+from gossamer.process.runtime.flat_model import FlatModel
+from gossamer.process.runtime.process_worker import ProcessWorker
+from gossamer.process.runtime.staging import Staging
+from gossamer.process.runtime.step_recorder import StepRecorder
+from gossamer.process.runtime.worker_state import WorkerState
+from gossamer.process.store.heartbeats import Heartbeats, HeartbeatThread
+from gossamer.process.store.rank_info import RankInfo, local_address
+from gossamer.recording import Recorder
+from gossamer.topology import Topology
+
+STATE_TIMEOUT_S = 30.0
+"""How long a worker that comes back waits for a peer's weights."""
+
+LEAVE_GROUPS_AFTER_S = 0.5
+"""How long a worker that is done stays in the groups of the others: if all end together, no group is rebuilt."""
+
+CLOSE_TIMEOUT_S = 1.0
+
+
+class WorkerRuntime:
+    """One real worker. ``Swarm`` is what users see of it."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        method: Method,
+        topology: Topology,
+        rank_info: RankInfo,
+        seed: int,
+        transport: str = "gloo",
+        recorder: Recorder | None = None,
+    ) -> None:
+        """Join the other workers; returns when all of them have joined."""
+        self.method, self.rank = method, rank_info.rank
+        self.everybody = range(topology.workers)
+        has_background = type(method).background is not Method.background
+        two_vectors = has_background or type(method).eval_point is not Method.eval_point
+        self.flat_model = FlatModel(model, optimizer, two_vectors)
+        self.step_recorder = StepRecorder(self.rank, recorder)
+        self.worker = ProcessWorker(self.rank, topology, seed, self.flat_model, self.step_recorder)
+        self.state = WorkerState(method, self.flat_model, self.worker)
+        if transport == "nccl":
+            nccl.check(self.flat_model.device)
+        staging = Staging(self.flat_model.device, nccl=transport == "nccl")
+        self.metrics = Metrics()
+        self.lifecycle = Lifecycle()
+        self.num_batches_taken = 0
+        """Mini-batches that all workers together have taken, as far as this one knows (``shared_batches``)."""
+        self._joined = False
+
+        self.store = rank_info.connect_store()
+        self.heartbeats = Heartbeats(self.rank, self.store)
+        builder = GroupBuilder(self.rank, self.store)
+        # A method that averages in the background also rebuilds its membership there, so no step waits for it.
+        self._owner = BACKGROUND if has_background and not method.lockstep else FOREGROUND
+        self.groups = Groups(topology.workers, builder, self.heartbeats, self.state, self.lifecycle, self._owner)
+        self.exchanges = PairwiseExchanges(
+            self.state,
+            topology.neighbours(self.rank) if method.pairwise else (),
+            builder,
+            self.heartbeats,
+            self.lifecycle,
+            staging,
+            self.metrics,
+            self.step_recorder,
+        )
+        self.effects = EffectHandler(
+            self.state, self.groups, self.exchanges, self.lifecycle, staging, self.metrics, self.step_recorder
+        )
+        self.driver = Driver(self.state, self.effects, self.lifecycle, staging, self.metrics, self.step_recorder)
+        self._turns = itertools.cycle(self.everybody)
+        self._heartbeat_thread = HeartbeatThread(self.heartbeats, self._poll)
+        try:
+            self._join(rank_info)
+        except BaseException:
+            self.close()
+            raise
+        if two_vectors:
+            method.eval_point(self.worker, self.flat_model.weights)
+            self.flat_model.load_weights(self.flat_model.weights)
+
+    # Joining
+
+    def _join(self, rank_info: RankInfo) -> None:
+        """Start from rank 0's weights and buffers, or take over the state of the others if the run has begun."""
+        host, port = self.store.host_spare(local_address(rank_info.host))
+        self._spare_address = f"{host} {port}"
+        self._publish()
+        self.store.on_move.append(self._republish)
+        self.heartbeats.beat()
+        train = self.groups.train
+        # "started" is published once everybody has joined: a worker that reads it before it has joined comes back.
+        train.cancelled = lambda: self.store.get("started") is not None
+        self.state.needs_state = self.rank != 0
+        try:
+            with contextlib.suppress(StepRetry):
+                train.rebuild(self._owner)
+            self._joined = True
+            self._republish()
+            self.state.needs_state = False
+        except TrainingEnded:
+            self._come_back()
+            self._joined = True
+        train.cancelled = lambda: False
+        self.step_recorder.agree_on_start(self.store)
+        self.heartbeats.all_seen = True
+        for rank in self.everybody:
+            self._check(rank)
+
+    def _come_back(self) -> None:
+        """Take over the state of the others: the run has begun without this worker, or before it was restarted."""
+        self.state.needs_state = True
+        self.groups.train.cancelled = lambda: False
+        self.state.events.append("came back: taking over from the others")
+        if self.method.pairwise:
+            self._take_weights_of_a_peer()
+        else:
+            self.groups.train.request_next()
+            with contextlib.suppress(StepRetry):
+                self.groups.train.rebuild(self._owner)
+        if self.state.needs_state:
+            self.state.events.append("nobody is left to take over from: this worker's weights do not count in the end")
+
+    def _take_weights_of_a_peer(self) -> None:
+        pairing = self.exchanges.pairing
+        pairing.needs_state = True
+        self.driver.start_background()
+        until = time.monotonic() + STATE_TIMEOUT_S
+        while pairing.needs_state and time.monotonic() < until and not self.others_done():
+            time.sleep(0.01)
+        pairing.needs_state = False
+
+    # The store
+
+    def _publish(self) -> None:
+        """Publish the address of our spare store, and whether we are done: an earlier process of this rank may be."""
+        self.store.set(f"address/{self.rank}", self._spare_address)
+        self.heartbeats.publish_done(self.lifecycle.done)
+
+    def _republish(self) -> None:
+        """Publish all our entries in a store that may be new.
+
+        "started" comes last: a worker that comes back and reads it finds the generation of the others.
+        """
+        self._publish()
+        self.heartbeats.beat()
+        if self._joined:
+            self.groups.republish()
+            if self.num_batches_taken:
+                self.store.compare_set("batches", str(self.num_batches_taken))
+            self.store.set("started", "1")
+
+    def _check(self, rank: int) -> None:
+        """Check whether ``rank`` is alive, and where its spare store is."""
+        self.heartbeats.dead(rank)
+        address = self.store.get(f"address/{rank}")
+        if address is not None:
+            host, port = address.decode().split()
+            self.store.spares[rank] = (host, int(port))
+
+    def _poll(self) -> None:
+        """Maintain the connections. Runs in the heartbeat thread, ten times a second."""
+        self.store.move_to_earlier()
+        if self.lifecycle.done:
+            # Again and again: the store may be another one by now.
+            self.heartbeats.publish_done(True)
+        self._check(next(self._turns))
+        self.exchanges.poll()
+        self.groups.poll()
+
+    def others_done(self) -> bool:
+        """Return whether every other worker is dead or done with its training."""
+        others = (rank for rank in self.everybody if rank != self.rank)
+        return all(self.heartbeats.done(rank) or self.heartbeats.dead(rank) for rank in others)
+
+    def close(self) -> None:
+        """Close all connections and threads at once."""
+        self.driver.close()
+        self.exchanges.close()
+        self._heartbeat_thread.close()
+        self.groups.disconnect()
+        self.driver.join(CLOSE_TIMEOUT_S)
+        self.store.close()
+
+    def finish_training(self) -> None:
+        """Stop training here, and wait until every other worker has, serving those that still train."""
+        self.driver.abandon_step()
+        self.lifecycle.advance(Phase.DONE)
+        self.heartbeats.publish_done(True)
+        leave_groups_at = time.monotonic() + LEAVE_GROUPS_AFTER_S
+        released = False
+        while not self.others_done():
+            if not released and time.monotonic() > leave_groups_at:
+                self.groups.release()
+                released = True
+            time.sleep(0.02)
+        self.effects.drain()
+        self.driver.stop_background(self.exchanges.max_duration_s + 1)
