@@ -1,30 +1,33 @@
-"""Arithmetic on long vectors: cut into chunks, so that what is computed of them in between stays in a core's cache; and
-sums in one call, which is what counts where vectors only pass for tensors and their arithmetic is written down."""
+"""Arithmetic on long vectors.
+
+``chunks`` cuts vectors into pieces whose intermediate results stay in a core's cache. ``combine`` computes several sums
+in one call, which the virtual world records as one operation (``gossamer.virtual.compute.tape``). Importing this module
+does not import torch.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CHUNK = 1 << 17
-"""Elements of a piece."""
+"""Elements of a chunk."""
 
 Sum = tuple[Any, float, Sequence[tuple[float, Any]]]
-"""``(vector, keep, terms)``: ``vector = keep · vector + Σ number · term``, with ``(number, term)`` in ``terms``."""
+"""``(vector, keep, terms)``: ``vector = keep · vector + Σ factor · term``, with ``(factor, term)`` in ``terms``."""
 
 
 def chunks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
-    """Vectors of one length as views of some of their elements, all of them in the end; whole where they are short, not
-    in the memory of the CPU, or only pass for tensors.
+    """Yield vectors of one length as views of ``CHUNK`` elements each, for arithmetic element by element.
 
-    For arithmetic element by element: ``for x, y in chunks(xs, ys): x.sub_(y.square().add_(1))`` allocates next to
-    nothing.
+    ``for x, y in chunks(xs, ys): x.sub_(y.square().add_(1))`` allocates almost nothing. Vectors that are short, on a
+    GPU, or rows of the virtual world are yielded whole.
     """
     length = len(vectors[0])
-    if length <= CHUNK or any(not isinstance(v, Tensor) or v.device.type != "cpu" for v in vectors):
+    if length <= CHUNK or any(_is_row(v) or v.device.type != "cpu" for v in vectors):
         yield vectors
         return
     assert all(len(vector) == length for vector in vectors)
@@ -33,35 +36,44 @@ def chunks(*vectors: Tensor) -> Iterator[tuple[Tensor, ...]]:
 
 
 def combine(*sums: Sum) -> None:
-    """Each ``vector = keep · vector + Σ number · term``, one after the other, in one pass over memory.
+    """Compute each ``vector = keep · vector + Σ factor · term``, one after the other, in one pass over memory.
 
-    There is at least one term, and none is the vector itself. Where ``keep`` is 0, what was there before is not read.
+    A sum has at least one term, and no term is the vector itself. Where ``keep`` is 0, the old content is not read.
     """
     first = sums[0][0]
-    if not isinstance(first, Tensor):
+    if _is_row(first):
         first.combine(sums)
         return
-    vectors = [each for vector, _, terms in sums for each in (vector, *(term for _, term in terms))]
+    vectors = [operand for vector, _, terms in sums for operand in (vector, *(term for _, term in terms))]
     for views in chunks(*vectors):
         view = iter(views)
         for _, keep, terms in sums:
-            _combine(next(view), keep, [(number, next(view)) for number, _ in terms])
+            _combine(next(view), keep, [(factor, next(view)) for factor, _ in terms])
 
 
 def _combine(vector: Tensor, keep: float, terms: Sequence[tuple[float, Tensor]]) -> None:
+    import torch
+
     if keep == 0.0:
-        (number, term), *terms = terms
-        if number == 1.0 and terms:
-            (number, other), *terms = terms
-            torch.add(term, other, alpha=number, out=vector)
+        (factor, term), *terms = terms
+        if factor == 1.0 and terms:
+            (factor, other), *terms = terms
+            torch.add(term, other, alpha=factor, out=vector)
         else:
-            torch.mul(term, number, out=vector)
+            torch.mul(term, factor, out=vector)
     elif keep != 1.0:
         vector.mul_(keep)
-    for number, term in terms:
-        vector.add_(term, alpha=number)
+    for factor, term in terms:
+        vector.add_(term, alpha=factor)
 
 
 def distance(one: Tensor, other: Tensor) -> float:
-    """‖one − other‖, without a third vector as long."""
+    """Return ‖one − other‖ without a temporary of their length."""
+    import torch
+
     return sum(float(torch.linalg.vector_norm(a - b)) ** 2 for a, b in chunks(one, other)) ** 0.5
+
+
+def _is_row(vector: Any) -> bool:
+    """Whether ``vector`` is a row of the virtual world, which records its sums (``gossamer.virtual.compute.rows``)."""
+    return hasattr(vector, "combine")
