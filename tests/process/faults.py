@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import pytest
-from real_workers import FORKS, RealWorkers, WorkerStatus
+from real_workers import FORKS, RealWorkers, Report
 
 PAIRWISE = ("gossip", "a2cid2")
 NOT_WAITING = (*PAIRWISE, "lasgd")
@@ -46,7 +46,7 @@ def all_loaded() -> None:
             time.sleep(0.1)
 
 
-def good(ends: list[WorkerStatus]) -> None:
+def good(ends: list[Report]) -> None:
     assert all(end["weights"] == ends[0]["weights"] for end in ends)
     assert ends[0]["accuracy"] > 0.95
     assert [end["threads"] for end in ends] == [[]] * len(ends)
@@ -176,7 +176,7 @@ def test_every_worker_is_restarted_in_turn(method: str) -> None:
         good(workers.finished())
 
 
-# TrainingEnded, slow, gone early
+# Stopped, slow, out of data early
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from gossamer.process.store.rank_info import free_port
 FORKS = multiprocessing.get_context("forkserver")
 FORKS.set_forkserver_preload(["gossamer.process.runtime.join", "torch._dynamo"])
 
-WorkerStatus = dict[str, Any]
+Report = dict[str, Any]
 Script = Callable[..., None]
 """What a worker runs: called with its rank, its environment, its order and where to report to."""
 
@@ -50,7 +50,7 @@ class RealWorker:
 
     def __init__(self, rank: int, environment: dict[str, str], script: Script, order: dict[str, Any]) -> None:
         self.rank = rank
-        self.reports: list[WorkerStatus] = []
+        self.reports: list[Report] = []
         self._incoming, outgoing = FORKS.Pipe(duplex=False)
         handle, self._stacks = tempfile.mkstemp(prefix="gossamer-stacks-")
         os.close(handle)
@@ -89,7 +89,7 @@ class RealWorker:
         told = [" < ".join(f"{file}:{line} {name}" for file, line, name in frames) for frames in calls]
         return f"worker {self.rank}, after {self.reports[-1:]}: {' | '.join(told)}"
 
-    def until(self, wanted: Callable[[WorkerStatus], bool], within_s: float = 60.0) -> WorkerStatus:
+    def until(self, wanted: Callable[[Report], bool], within_s: float = 60.0) -> Report:
         """The first report from now on that is wanted."""
         end = time.monotonic() + within_s
         while self.waiting(max(0.0, end - time.monotonic())):
@@ -101,17 +101,17 @@ class RealWorker:
         """Whether there is a report that was not read yet."""
         return self._incoming.poll(within_s)
 
-    def next(self) -> WorkerStatus:
+    def next(self) -> Report:
         try:
             self.reports.append(self._incoming.recv())
         except EOFError:
             raise AssertionError(f"worker {self.rank} ended; its last: {self.reports[-1:]}") from None
         return self.reports[-1]
 
-    def at(self, what: str, within_s: float = 60.0) -> WorkerStatus:
+    def at(self, what: str, within_s: float = 60.0) -> Report:
         return self.until(lambda report: report["at"] == what, within_s)
 
-    def step(self, number: int) -> WorkerStatus:
+    def step(self, number: int) -> Report:
         return self.until(lambda report: report["at"] == "step" and report["step"] >= number)
 
 
@@ -156,7 +156,7 @@ class RealWorkers:
         self.workers[rank] = RealWorker(rank, environment, self.script, self.order)
         return self.workers[rank]
 
-    def finished(self, ranks: list[int] | None = None) -> list[WorkerStatus]:
+    def finished(self, ranks: list[int] | None = None) -> list[Report]:
         """What the workers report in the end, once their processes have ended well."""
         chosen = [self.workers[rank] for rank in (range(len(self.workers)) if ranks is None else ranks)]
         reports = [worker.at("finished") for worker in chosen]
