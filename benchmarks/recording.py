@@ -62,7 +62,7 @@ class Racer:
         began = time.thread_time()
         while cluster.total_steps < before + STEPS:
             cluster.advance()
-        cluster.take_losses()
+        cluster.replicas.take_losses()
         if self.recorder is not None:
             self.recorder.document()
         return (time.thread_time() - began) / (cluster.total_steps - before)

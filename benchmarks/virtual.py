@@ -28,8 +28,7 @@ import torch
 from torch import nn
 
 from gossamer.config import Run, resolve
-from gossamer.tasks import Task
-from gossamer.tasks.scores import cross_entropy
+from gossamer.tasks import Task, cross_entropy
 from gossamer.virtual.sim.cluster import Cluster
 from gossamer.virtual.simulation import make_cluster
 from tables import table
@@ -215,10 +214,10 @@ def one_memory(method: str, way: str, device: str, seed: int, workers: int = 16)
     racer.steps(4 * workers)
     peak, workspaces = peak_bytes(device) - before, workspaces_bytes(device)
     peak -= workspaces
-    vector = racer.cluster.parameters.data[0].nbytes
+    vector = racer.cluster.replicas.parameters.data[0].nbytes
     # Parameters, gradients and momentum; A²CiD²'s z; snapshots that travel, the mean of an all-reduce.
     vectors = {"allreduce": 3 * workers + 1, "gossip": 4 * workers, "a2cid2": 5 * workers}[method]
-    batch = min(workers, racer.cluster.evaluator.chunk)
+    batch = min(workers, racer.cluster.evaluator.max_workers)
     accounted = (vectors + batch) * vector
     return {
         "method": method,

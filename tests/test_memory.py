@@ -10,13 +10,13 @@ import sys
 import pytest
 import torch
 
-from gossamer.memory import HUGE, KEPT, zeros, zeros_like
+from gossamer.memory import HUGE_PAGE_BYTES, MAX_HEAP_BLOCK_BYTES, zeros, zeros_like
 
 CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("length", [0, 1, HUGE - 4, HUGE, 3 * HUGE + 4])
+@pytest.mark.parametrize("length", [0, 1, HUGE_PAGE_BYTES - 4, HUGE_PAGE_BYTES, 3 * HUGE_PAGE_BYTES + 4])
 def test_vectors_of_any_length_are_zero_and_can_be_written(length: int, dtype: torch.dtype) -> None:
     vector = zeros(length // dtype.itemsize, dtype, CPU)
     assert (vector.shape, vector.dtype) == ((length // dtype.itemsize,), dtype)
@@ -27,15 +27,15 @@ def test_vectors_of_any_length_are_zero_and_can_be_written(length: int, dtype: t
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="there are no huge pages here")
 def test_long_ones_begin_with_a_page_of_their_own() -> None:
-    vectors = [zeros(HUGE, torch.float32, CPU) for _ in range(3)]
-    assert all(vector.data_ptr() % HUGE == 0 for vector in vectors)
+    vectors = [zeros(HUGE_PAGE_BYTES, torch.float32, CPU) for _ in range(3)]
+    assert all(vector.data_ptr() % HUGE_PAGE_BYTES == 0 for vector in vectors)
     assert len({vector.data_ptr() for vector in vectors}) == 3
 
 
 def test_views_keep_their_memory() -> None:
-    view = zeros(HUGE, torch.float32, CPU).fill_(7)[5:10]
+    view = zeros(HUGE_PAGE_BYTES, torch.float32, CPU).fill_(7)[5:10]
     gc.collect()
-    zeros(HUGE, torch.float32, CPU).fill_(1)
+    zeros(HUGE_PAGE_BYTES, torch.float32, CPU).fill_(1)
     assert view.tolist() == [7.0] * 5
 
 
@@ -45,26 +45,26 @@ def test_where_there_is_none_left_torch_says_so() -> None:
 
 
 def test_zeros_like_another_have_its_shape() -> None:
-    like = zeros_like(torch.ones(512, HUGE // 512, dtype=torch.float64))
-    assert (like.shape, like.dtype, like.any()) == ((512, HUGE // 512), torch.float64, False)
+    like = zeros_like(torch.ones(512, HUGE_PAGE_BYTES // 512, dtype=torch.float64))
+    assert (like.shape, like.dtype, like.any()) == ((512, HUGE_PAGE_BYTES // 512), torch.float64, False)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="another C library")
 def test_freed_blocks_are_kept_for_the_next_to_come() -> None:
     script = f"""
 import resource, torch
-from gossamer.memory import keep_freed
+from gossamer.memory import retain_freed_blocks
 
 def page_faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     for _ in range(10):
-        torch.ones({KEPT // 2})
+        torch.ones({MAX_HEAP_BLOCK_BYTES // 2})
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
 
 before = page_faults()
-keep_freed({KEPT})
+retain_freed_blocks({MAX_HEAP_BLOCK_BYTES})
 short = page_faults()
-keep_freed({2 * KEPT})
+retain_freed_blocks({2 * MAX_HEAP_BLOCK_BYTES})
 # Others take their bits of the first blocks that are freed.
 settling = [page_faults() for _ in range(5)]
 print(before, short, page_faults())

@@ -1,4 +1,8 @@
-"""What a run yields: points of its history, the same for each worker, as plain data for JSON."""
+"""What a run reports: points of its history, for all workers together and for each one, and their form in JSON.
+
+Both worlds report the same quantities. Times of the virtual world are simulated: seconds on the hardware clock,
+expected gradients per worker on the ideal clock. Times of real workers are seconds.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Spread:
-    """How a figure is spread over the workers."""
+    """Mean, minimum and maximum of a quantity over the workers; None if no worker has a value."""
 
     mean: float | None
     min: float | None
@@ -24,53 +28,60 @@ class Spread:
 
 @dataclass(frozen=True)
 class Point:
-    """How far a run is at one moment."""
+    """The state of a run at one moment. All counts are totals since the start of the run."""
 
     time: float
-    """Simulated: seconds on the hardware clock, expected gradients per worker on the ideal one."""
+    """Time since the start of the run."""
     steps: int
-    """Per worker, on average."""
+    """Optimizer steps per worker: ``total_steps`` divided by the number of workers, rounded."""
     total_steps: int
+    """Optimizer steps of all workers together."""
     worker_steps: Spread
+    """Optimizer steps of single workers."""
     samples: int
+    """Training samples that all workers together have computed gradients of."""
     loss: float | None
-    """Of the averaged model, on the test set."""
+    """Loss of the averaged model on the test set; None between two evaluations."""
     train_loss: float | None
-    """Mean over the mini-batches since the last point."""
+    """Mean training loss of all mini-batches since the last point; None if there was none."""
     accuracy: float | None
-    """Of the averaged model, on the test set."""
+    """Accuracy of the averaged model on the test set; None between two evaluations."""
     worker_accuracy: Spread
-    """Of each worker's own model."""
+    """Accuracy of each worker's own model on the test set."""
     consensus: float
-    """sqrt(mean_i ‖x_i − x̄‖²)."""
+    """Consensus distance: sqrt(mean_i ‖x_i − x̄‖²) over the workers alive."""
     exchanges: int
-    """Swaps of two workers and averagings of many, each counted once."""
+    """Exchanges of two workers and collectives of many, each counted once, however many workers took part."""
     bytes_sent: int
-    """By all workers together."""
+    """Bytes sent by all workers together."""
     utilization: float
-    """Share of the workers' time that was not spent waiting."""
+    """Share of the workers' time that they did not spend waiting, 0 to 1."""
     workers_alive: int
     wall_s: float
+    """Seconds that the run has taken so far on the machine that runs it."""
 
 
 @dataclass(frozen=True)
 class WorkerPoint:
-    """How far one worker is at that moment."""
+    """The state of one worker at the same moment. All counts are totals since the start of the run."""
 
     rank: int
     state: str
-    """``training``, ``waiting`` or ``gone``; of real workers ``starting``, ``done`` and ``failed`` too."""
+    """``training``, ``waiting`` or ``gone``; for real workers also ``starting``, ``done`` and ``failed``."""
     steps: int
+    """Optimizer steps of this worker."""
     exchanges: int
+    """Exchanges and collectives in which this worker took part."""
     bytes_sent: int
+    """Bytes sent by this worker."""
     busy: float
-    """Share of its time that it did not spend waiting."""
+    """Share of its time that this worker did not spend waiting, 0 to 1."""
     accuracy: float | None
-    """Of its own model, on the test set; None between two evaluations."""
+    """Accuracy of its own model on the test set; None between two evaluations."""
 
 
 def to_json_data(value: Any) -> Any:
-    """Data as JSON can hold it: numbers that are not finite become null."""
+    """Return ``value`` with every number that is not finite replaced by None, which JSON can hold."""
     if isinstance(value, dict):
         return {name: to_json_data(entry) for name, entry in value.items()}
     if isinstance(value, list):

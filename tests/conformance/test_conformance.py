@@ -325,7 +325,7 @@ def test_a_whole_run_with_a_failure_ends_and_says_what_happened(name):
 @each_method
 def test_when_nobody_is_left_the_run_ends(name):
     result = simulated(**QUADRATIC, method=name, workers=3, steps=20, compute="constant:1s", fail="0@3.5,1@4.5,2@5.5")
-    assert result.events[-1].startswith("nothing can happen any more")
+    assert result.events[-1].startswith("no worker is left")
     assert 9 <= result.final.total_steps <= 15
 
 

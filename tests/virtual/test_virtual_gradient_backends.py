@@ -1,7 +1,6 @@
 """The ways to a gradient agree: one worker after the other, many at once, by captured graphs, on a CPU and on a GPU."""
 
 import dataclasses
-import math
 import threading
 from functools import partial
 
@@ -16,10 +15,9 @@ from gossamer.errors import InputError
 from gossamer.flat import Flat
 from gossamer.tasks import Batches, Task
 from gossamer.tasks.cifar10 import normalise, resnet18
-from gossamer.virtual.compute.blocks import WIDE_BYTES
-from gossamer.virtual.compute.cuda_graphs import ModelCopy
 from gossamer.virtual.compute.evaluator import Evaluator
 from gossamer.virtual.compute.gradient_backends import FunctionalModel, SequentialBackend
+from gossamer.virtual.compute.matrix import WIDE_BYTES
 from gossamer.virtual.simulation import simulate
 from plain_training import flat, train_alone
 
@@ -34,7 +32,7 @@ def test_long_rows_are_evaluated_where_they_lie():
         loss=nn.functional.mse_loss,
     )
     batches = [Batches(np.arange(8), 4, seed=0, rank=rank) for rank in range(3)]
-    evaluator = Evaluator(task, task.model(), batches, seed=0, device=torch.device("cpu"), way="loop")
+    evaluator = Evaluator(task, task.model(), batches, seed=0, device=torch.device("cpu"), backend="loop")
     points = torch.randn(3, evaluator.flat.size)
     assert points[0].nbytes >= WIDE_BYTES
     rows = points.clone()
@@ -93,12 +91,12 @@ def odd_task():
     )
 
 
-def computed(task, device, way, precision="float32"):
+def computed(task, device, backend, precision="float32"):
     """Losses, gradients, buffers and scores of five workers."""
     batches = [Batches(np.arange(8), 4, seed=0, rank=rank) for rank in range(5)]
     torch.manual_seed(0)
-    evaluator = Evaluator(task, task.model(), batches, seed=0, device=device, way=way, precision=precision)
-    start = evaluator.start(torch.zeros(evaluator.flat.size, device=device))
+    evaluator = Evaluator(task, task.model(), batches, seed=0, device=device, backend=backend, precision=precision)
+    start = evaluator.pack_model(torch.zeros(evaluator.flat.size, device=device))
     rows = torch.stack([start * (1 + 0.1 * rank) for rank in range(5)])
     losses = evaluator.gradients(rows, [0, 1, 2, 3, 4], [0] * 5)
     scores, _ = evaluator.scores(rows, evaluator.buffers)
@@ -139,89 +137,60 @@ def test_parameters_that_cannot_be_views_of_the_vector(monkeypatch):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("way", ["batched", "loop", "graph"])
-def test_batch_norm_behind_a_parameter_of_odd_length_on_a_gpu(way, monkeypatch):
+@pytest.mark.parametrize("backend", ["batched", "loop", "graph"])
+def test_batch_norm_behind_a_parameter_of_odd_length_on_a_gpu(backend, monkeypatch):
     """cuDNN takes weights that begin at odd places for an error of the address."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     task = odd_task()
     expected = computed(task, torch.device("cpu"), "loop")
-    for here, there in zip(computed(task, torch.device("cuda"), way), expected, strict=True):
+    for here, there in zip(computed(task, torch.device("cuda"), backend), expected, strict=True):
         torch.testing.assert_close(here, there, rtol=1e-2, atol=1e-3, check_dtype=False)
 
 
-class Hidden(torch.autograd.Function):
-    """Keeps a weight where torch does not see it."""
-
-    @staticmethod
-    def forward(ctx, x, weight):
-        ctx.weight = weight
-        return x @ weight.T @ weight
-
-    @staticmethod
-    def backward(ctx, g):
-        return g @ ctx.weight.T @ ctx.weight, None
-
-
 class Branches(nn.Module):
-    """With a tied weight, an unused parameter, and perhaps a weight that is needed when its gradient is there."""
+    """A model with a tied weight and an unused parameter."""
 
-    def __init__(self, again=""):
+    def __init__(self):
         super().__init__()
         self.one, self.other, self.unused = nn.Linear(6, 6), nn.Linear(6, 6), nn.Parameter(torch.ones(3))
-        self.last, self.again = nn.Linear(6, 3), again
+        self.last = nn.Linear(6, 3)
         self.other.weight = self.one.weight
 
     def forward(self, x):
-        hidden = torch.tanh(self.other(torch.tanh(self.one(x))))
-        weight = self.last.weight.detach()
-        if self.again == "seen":
-            hidden = hidden + torch.tanh(hidden @ weight.T @ weight)
-        elif self.again == "hidden":
-            hidden = hidden + torch.tanh(Hidden.apply(hidden, weight))
-        return self.last(hidden)
+        return self.last(torch.tanh(self.other(torch.tanh(self.one(x)))))
 
 
-def branches_task(again=""):
+def branches_task():
     torch.manual_seed(0)
     return Task(
         name="branches",
-        model=lambda: Branches(again),
+        model=Branches,
         train=(torch.randn(8, 6), torch.randint(0, 3, (8,))),
         test=(torch.randn(4, 6), torch.randint(0, 3, (4,))),
         loss=nn.functional.cross_entropy,
     )
 
 
-@pytest.mark.parametrize("again", ["", "seen", "hidden"])
-def test_gradients_replace_the_parameters_that_they_are_of_as_they_come(again, monkeypatch):
-    """Unless the parameters are still needed then."""
-    monkeypatch.setattr("gossamer.virtual.compute.cuda_graphs.HELD_BYTES", 0)
-    task = branches_task(again)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_a_gradient_replaces_its_row_with_tied_and_unused_parameters(in_place):
+    task = branches_task()
     model = task.model()
     layout, no_buffers = Flat.of_parameters(model), Flat.of_buffers(model)
     start = layout.pack(dict(model.named_parameters()), torch.empty(layout.size))
     task.loss(model(task.train[0]), task.train[1]).backward()
     gradients = {n: torch.zeros_like(p) if p.grad is None else p.grad for n, p in model.named_parameters()}
     expected = layout.pack(gradients, torch.empty_like(start))
-    single = SequentialBackend(task, model, layout, no_buffers, torch.device("cpu"), in_place=True)
-    lane = ModelCopy(single, *task.train)
-    lane.settle(start, single.buffers)
-    assert lane.held_at_most == (math.inf if again else 0)
-    early = []
-    monkeypatch.setattr(single, "write_early", lambda write=single.write_early: early.append(write()))
+    backend = SequentialBackend(task, model, layout, no_buffers, torch.device("cpu"), in_place=in_place)
+    inputs, targets = (part[None] for part in task.train)
     for _ in range(2):
-        lane.load(start, single.buffers, *task.train)
-        lane.compute()
-        torch.testing.assert_close(single.point, expected)
-    assert bool(early) == (not again)
+        rows = start[None].clone()
+        backend(rows, torch.zeros(1, 0), [0], torch.tensor([0]), inputs, targets)
+        torch.testing.assert_close(rows[0], expected)
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("again", ["", "seen", "hidden"])
-@pytest.mark.parametrize("held", [0, 1 << 30])
-def test_a_captured_graph_of_several_workers_on_a_gpu(again, held, monkeypatch):
-    monkeypatch.setattr("gossamer.virtual.compute.cuda_graphs.HELD_BYTES", held)
-    task = branches_task(again)
+def test_a_captured_graph_of_several_workers_on_a_gpu():
+    task = branches_task()
     expected = computed(task, torch.device("cpu"), "loop")
     for here, there in zip(computed(task, torch.device("cuda"), "graph"), expected, strict=True):
         torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-5, check_dtype=False)
@@ -239,7 +208,7 @@ class Locked(nn.Linear):
 
 
 @pytest.mark.parametrize(
-    ("kind", "why"), [(Stubborn, "in a way of its own.*batched"), (Locked, "cannot be copied .*batched; .*pickle")]
+    ("kind", "why"), [(Stubborn, "defines a __deepcopy__ .*batched"), (Locked, "cannot be copied .*batched; .*pickle")]
 )
 def test_a_model_that_cannot_be_copied_is_told_to_be_batched(kind, why):
     task = dataclasses.replace(branches_task(), model=lambda: kind(6, 3))
@@ -288,7 +257,6 @@ def test_a_model_that_cannot_be_captured_goes_without_a_graph_on_a_gpu():
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_resnet_by_a_captured_graph_and_one_by_one_on_a_gpu(monkeypatch):
-    """The graph has kernels of its own for batch norm."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     torch.manual_seed(0)
     task = Task(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gossamer.topology import build
-from gossamer.virtual.sim.clock import Edges
+from gossamer.virtual.sim.pairing import PoissonEdges
 from plain_training import cluster_of, simulated
 
 
@@ -32,7 +32,7 @@ def test_exchanges_come_at_their_rate(rate):
 
 def test_every_edge_fires_at_its_own_rate():
     topology = build("star", 5)
-    edges = Edges(topology, 1.0, np.random.default_rng(0))
+    edges = PoissonEdges(topology, 1.0, np.random.default_rng(0))
     total, counts = 0.0, dict.fromkeys(map(tuple, topology.edges.tolist()), 0)
     for _ in range(20_000):
         gap, a, b = edges.draw()

@@ -1,4 +1,4 @@
-"""Who is waited for in an averaging when workers come and go."""
+"""Which workers a collective waits for when workers die and join."""
 
 import pytest
 import torch
@@ -7,88 +7,93 @@ from gossamer.effects import Mean
 from gossamer.virtual.sim.rendezvous import RendezvousTable
 
 
-class Someone:
+class FakeWorker:
     def __init__(self, rank):
-        self.rank, self.alive, self.contributed = rank, True, {}
+        self.rank, self.alive, self.last_rounds = rank, True, {}
 
 
-class Hall:
-    def __init__(self, workers):
-        self.workers = [Someone(rank) for rank in range(workers)]
-        self.held = []
-        self.meetings = RendezvousTable(
-            self.workers, lambda meeting: self.held.append((meeting.round, sorted(meeting.came)))
+class Workers:
+    def __init__(self, num_workers):
+        self.workers = [FakeWorker(rank) for rank in range(num_workers)]
+        self.completed = []
+        self.table = RendezvousTable(
+            self.workers, lambda rendezvous: self.completed.append((rendezvous.round, sorted(rendezvous.arrived)))
         )
 
-    def come(self, rank, round, group=None):
-        self.meetings.come(self.workers[rank], Mean(torch.zeros(1), round=round, group=group), lambda answer: None)
+    def arrive(self, rank, round, group=None):
+        self.table.arrive(self.workers[rank], Mean(torch.zeros(1), round=round, group=group), lambda answer: None)
+
+    def die(self, rank):
+        self.workers[rank].alive = False
+        self.table.on_membership_change(left=rank)
+
+    def join(self, rank, peer):
+        worker = self.workers[rank]
+        worker.alive, worker.last_rounds = True, dict(self.workers[peer].last_rounds)
+        self.table.on_membership_change()
 
 
-def test_a_meeting_is_held_when_all_have_come():
-    hall = Hall(3)
+def test_a_rendezvous_is_complete_when_all_have_arrived():
+    workers = Workers(3)
     for rank in (2, 0):
-        hall.come(rank, 0)
-        assert hall.held == []
-    hall.come(1, 0)
-    assert hall.held == [(0, [0, 1, 2])]
+        workers.arrive(rank, 0)
+        assert workers.completed == []
+    workers.arrive(1, 0)
+    assert workers.completed == [(0, [0, 1, 2])]
 
 
 def test_rounds_and_groups_do_not_mix():
-    hall = Hall(4)
-    hall.come(0, 0, (0, 1))
-    hall.come(2, 0, (2, 3))
-    hall.come(1, 0, (0, 1))
-    hall.come(0, 1, (0, 3))
-    assert hall.held == [(0, [0, 1])]
-    hall.come(3, 0, (2, 3))
-    hall.come(3, 1, (0, 3))
-    assert hall.held == [(0, [0, 1]), (0, [2, 3]), (1, [0, 3])]
+    workers = Workers(4)
+    workers.arrive(0, 0, (0, 1))
+    workers.arrive(2, 0, (2, 3))
+    workers.arrive(1, 0, (0, 1))
+    workers.arrive(0, 1, (0, 3))
+    assert workers.completed == [(0, [0, 1])]
+    workers.arrive(3, 0, (2, 3))
+    workers.arrive(3, 1, (0, 3))
+    assert workers.completed == [(0, [0, 1]), (0, [2, 3]), (1, [0, 3])]
 
 
-def test_the_dead_are_not_waited_for_and_what_they_brought_does_not_count():
-    hall = Hall(3)
-    hall.come(0, 0)
-    hall.come(1, 0)
-    hall.workers[1].alive = False
-    hall.meetings.changed(left=1)
-    assert hall.held == []
-    hall.workers[2].alive = False
-    hall.meetings.changed(left=2)
-    assert hall.held == [(0, [0])]
+def test_dead_workers_are_not_expected_and_their_contribution_is_dropped():
+    workers = Workers(3)
+    workers.arrive(0, 0)
+    workers.arrive(1, 0)
+    workers.die(1)
+    assert workers.completed == []
+    workers.die(2)
+    assert workers.completed == [(0, [0])]
 
 
-def test_one_that_joins_is_waited_for_from_the_next_round_on():
-    hall = Hall(3)
-    hall.workers[2].alive = False
-    hall.come(0, 5)
-    hall.workers[2].alive, hall.workers[2].contributed = True, dict(hall.workers[0].contributed)
-    hall.meetings.changed()
-    hall.come(1, 5)
-    assert hall.held == [(5, [0, 1])]
-    hall.come(0, 6)
-    hall.come(1, 6)
-    assert len(hall.held) == 1
-    hall.come(2, 6)
-    assert hall.held[1] == (6, [0, 1, 2])
+def test_a_worker_that_joins_is_expected_from_the_next_round_on():
+    workers = Workers(3)
+    workers.workers[2].alive = False
+    workers.arrive(0, 5)
+    workers.join(2, peer=0)
+    workers.arrive(1, 5)
+    assert workers.completed == [(5, [0, 1])]
+    workers.arrive(0, 6)
+    workers.arrive(1, 6)
+    assert len(workers.completed) == 1
+    workers.arrive(2, 6)
+    assert workers.completed[1] == (6, [0, 1, 2])
 
 
-def test_one_that_joins_and_comes_unexpected_does_not_take_the_place_of_a_straggler():
-    """It took over how far its peer is, and comes to a round that still waits for a slow worker."""
-    hall = Hall(3)
-    hall.workers[2].alive = False
-    hall.come(0, 0)
-    hall.workers[2].alive, hall.workers[2].contributed = True, dict(hall.workers[0].contributed)
-    hall.meetings.changed()
-    hall.come(2, 0)
-    assert hall.held == [], "worker 1 is still expected"
-    hall.come(1, 0)
-    assert hall.held == [(0, [0, 1, 2])]
+def test_a_worker_that_joins_and_arrives_unexpected_does_not_replace_a_straggler():
+    """It has its peer's last rounds, and arrives in a round that still waits for a slow worker."""
+    workers = Workers(3)
+    workers.workers[2].alive = False
+    workers.arrive(0, 0)
+    workers.join(2, peer=0)
+    workers.arrive(2, 0)
+    assert workers.completed == [], "worker 1 is still expected"
+    workers.arrive(1, 0)
+    assert workers.completed == [(0, [0, 1, 2])]
 
 
 @pytest.mark.parametrize("group", [None, (0, 1)])
-def test_closing_holds_what_is_open_with_those_who_have_come(group):
-    hall = Hall(3)
-    hall.come(0, 0, group)
-    assert hall.meetings.close()
-    assert hall.held == [(0, [0])]
-    assert not hall.meetings.close()
+def test_complete_all_does_without_the_missing_workers(group):
+    workers = Workers(3)
+    workers.arrive(0, 0, group)
+    assert workers.table.complete_all()
+    assert workers.completed == [(0, [0])]
+    assert not workers.table.complete_all()

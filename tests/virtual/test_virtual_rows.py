@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.vector_math import combine
-from gossamer.virtual.compute.executor import TorchExecutor, executor, triton_works
+from gossamer.virtual.compute.executor import TorchExecutor, make_executor, triton_works
 from gossamer.virtual.compute.rows import Row
 from gossamer.virtual.compute.tape import PENDING_LIMIT, Tape
 
@@ -31,7 +31,7 @@ class Both:
         self.plain = [matrix.data[i].clone() for matrix in (self.x, self.g) for i in range(WORKERS)]
 
     def run_gradients(self, batch):
-        for rank, job in zip(batch.rows, batch.jobs, strict=True):
+        for rank, job in zip(batch.rows, batch.arguments, strict=True):
             point = batch.target.data[rank]
             point.copy_(self.gradient_of(point, job))
 
@@ -40,7 +40,7 @@ class Both:
         return torch.sin(point) + job
 
     def run_updates(self, batch):
-        for rank, lr in zip(batch.rows, batch.jobs, strict=True):
+        for rank, lr in zip(batch.rows, batch.arguments, strict=True):
             self.x.data[rank] -= lr * self.g.data[rank]
 
     def temporary(self, row, plain):
@@ -274,4 +274,4 @@ def test_without_a_triton_that_works_a_gpu_goes_the_way_of_torch(monkeypatch):
     monkeypatch.setattr("gossamer.virtual.compute.executor.triton_works", triton_works.__wrapped__)
     monkeypatch.setattr("torch.ones", lambda *shape, device: None)
     with pytest.warns(UserWarning, match="Triton does not work here .*gcc"):
-        assert isinstance(executor(torch.float32, torch.device("cuda")), TorchExecutor)
+        assert isinstance(make_executor(torch.float32, torch.device("cuda")), TorchExecutor)

@@ -1,4 +1,4 @@
-"""A run in the virtual world, from its settings to its results."""
+"""A run in the virtual world, from its configuration to its result."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from gossamer.results import Point, Spread, WorkerPoint, to_json_data
 from gossamer.seeds import stream
 from gossamer.tasks import worker_batches
 from gossamer.virtual.compute.evaluator import Evaluator
-from gossamer.virtual.compute.losses import Diverged
 from gossamer.virtual.sim.clock import Clock
 from gossamer.virtual.sim.cluster import Cluster
 from gossamer.virtual.sim.event_queue import EventQueue
+from gossamer.virtual.sim.replicas import Diverged
 
-EVALUATION_BUDGET = 2e11
-"""Operations that all evaluations of a run may take together before they become rarer."""
+EVALUATION_BUDGET_FLOPS = 2e11
+"""What all evaluations of a run may cost together. A run that would need more evaluates less often."""
 
 
 @dataclass
 class SimulationResult:
-    """What a run came to."""
+    """The result of a simulation. Times are simulated: seconds, or expected gradients on the ideal clock."""
 
     method: str
     topology: str
@@ -38,19 +38,20 @@ class SimulationResult:
     final_workers: list[WorkerPoint]
     history: list[Point]
     model: Tensor = field(repr=False)
-    """The averaged model, flat."""
+    """The averaged parameters as one flat vector."""
     weights: dict[str, Tensor] = field(repr=False)
-    """The averaged model's state_dict."""
+    """The ``state_dict`` of the averaged model."""
     worker_bytes_sent: list[int]
     worker_compute_time: list[float]
     worker_idle_time: list[float]
     events: list[str]
+    """Deaths and joins of workers, for people."""
     diverged: Diverged | None = None
     interrupted: bool = False
-    """TrainingEnded by Ctrl-C before its end."""
+    """Ctrl-C ended the run early."""
 
     def document(self) -> dict[str, Any]:
-        """The result as plain data, for JSON."""
+        """Return the result as data for JSON."""
         head = {"method": self.method, "topology": self.topology, "workers": self.workers, "seed": self.seed}
         per_worker = {
             "worker_bytes_sent": self.worker_bytes_sent,
@@ -64,29 +65,31 @@ class SimulationResult:
 
 
 PointCallback = Callable[[Point, list[WorkerPoint], list[str]], None]
-"""Called with every point of the history, the same for each worker, and what happened to the workers since the last."""
+"""Called with every point of the history, the state of each worker then, and the events since the last point."""
 
 
 def simulate(run: Run, callback: PointCallback | None = None, recorder: Recorder | None = None) -> SimulationResult:
     """Train in the virtual world."""
     with torch.random.fork_rng(devices=[run.config.device] if run.config.device.startswith("cuda") else []):
-        return _Simulation(run, callback, recorder).result()
+        return _Simulation(run, callback, recorder).run_to_end()
 
 
 def make_evaluator(run: Run) -> Evaluator:
-    """The task's model, and each worker's data."""
+    """Return the evaluator of the task's model, with each worker's data."""
     c, task = run.config, run.task
     device = find_device(c.device)
     torch.manual_seed(c.seed)
     model = task.model()
     batches = worker_batches(task, c.partition, c.workers, c.batch, c.seed)
-    return Evaluator(task, model, batches, seed=c.seed, device=device, way=c.gradient_backend, precision=c.precision)
+    return Evaluator(
+        task, model, batches, seed=c.seed, device=device, backend=c.gradient_backend, precision=c.precision
+    )
 
 
 def make_cluster(
     run: Run, recorder: Recorder | None = None, make_clock: Callable[[EventQueue], Clock] | None = None
 ) -> Cluster:
-    """The virtual cluster of a run, before its first step; ``make_clock``: on another clock than the run's."""
+    """Return the virtual cluster of a run before its first step. ``make_clock`` replaces its hardware clock."""
     c, task = run.config, run.task
     evaluator = make_evaluator(run)
     start = None
@@ -109,56 +112,68 @@ def make_cluster(
 
 
 class _Simulation:
+    """Runs a cluster to its end and takes the points of the history on the way."""
+
     def __init__(self, run: Run, callback: PointCallback | None, recorder: Recorder | None) -> None:
         self.run, self.callback = run, callback
         self.began = time.perf_counter()
         self.cluster = make_cluster(run, recorder)
         self.worker_accuracy: list[float | None] = [None] * run.config.workers
         self.history: list[Point] = []
-        self.told = 0
-        self.stop_at = run.config.steps * run.config.workers
+        self.num_events_reported = 0
+        self.total_steps = run.config.steps * run.config.workers
         c, evaluator = run.config, self.cluster.evaluator
-        cost = 2.0 * evaluator.flat.size * len(run.task.test[0]) * (c.workers + 1) * c.steps
-        self.eval_every = c.eval_every or max(1, math.ceil(cost / EVALUATION_BUDGET))
+        flops = 2.0 * evaluator.flat.size * len(run.task.test[0]) * (c.workers + 1) * c.steps
+        self.eval_every = c.eval_every or max(1, math.ceil(flops / EVALUATION_BUDGET_FLOPS))
 
-    def result(self) -> SimulationResult:
+    def run_to_end(self) -> SimulationResult:
         diverged, interrupted = None, False
         try:
-            self.observe()
-            self.train()
+            self._add_point()
+            self._train()
             self.cluster.finish()
-            self.close()
+            self._add_final_point()
         except Diverged as error:
             diverged = error
         except KeyboardInterrupt:
             if not self.history:
                 raise
             interrupted = True
-        return self.packed(diverged, interrupted)
+        return self._result(diverged, interrupted)
 
-    def train(self) -> None:
+    def _train(self) -> None:
         if self.run.config.clock == "ideal":
             for unit in range(1, self.run.config.steps + 1):
                 self.cluster.run_until(float(unit))
-                self.observe()
+                self._add_point()
             return
-        # A point is taken when its instant is over: what arrives at the same moment is in it.
-        each, queue = self.run.config.workers, self.cluster.queue
-        self.cluster.look_at = each * len(self.history)
-        while (self.cluster.total_steps < self.stop_at or not queue.settled()) and self.cluster.advance():
-            if self.cluster.total_steps >= self.cluster.look_at and queue.settled():
-                self.observe()
-                self.cluster.look_at += each
-        if self.cluster.total_steps < self.stop_at:
-            self.cluster.say("nothing can happen any more: no worker is left that could go on")
-            self.observe()
+        # A point is taken after the last event of its moment, so that it includes messages that arrive then.
+        cluster, queue, num_workers = self.cluster, self.cluster.queue, self.run.config.workers
+        cluster.observe_at = num_workers * len(self.history)
+        while (cluster.total_steps < self.total_steps or not queue.settled()) and cluster.advance():
+            if cluster.total_steps >= cluster.observe_at and queue.settled():
+                self._add_point()
+                cluster.observe_at += num_workers
+        if cluster.total_steps < self.total_steps:
+            cluster.record_event("no worker is left that can go on: the run ends here")
+            self._add_point()
 
-    def close(self) -> None:
+    def _add_point(self) -> None:
+        is_last = self.cluster.total_steps >= self.total_steps
+        point = self._point(evaluate=is_last or len(self.history) % self.eval_every == 0)
+        self.history.append(point)
+        events = self.cluster.events[self.num_events_reported :]
+        self.num_events_reported = len(self.cluster.events)
+        if self.callback is not None:
+            self.callback(point, self._worker_points(), events)
+
+    def _add_final_point(self) -> None:
         """Make the last point of the history that of the finished run."""
-        last, final = self.history[-1], self.point(evaluate=True)
+        last, final = self.history[-1], self._point(evaluate=True)
         if not math.isfinite(final.consensus):
-            # The very last step did it: no loss was taken after it.
-            raise self.cluster.divergence()
+            # The very last step diverged, and no loss was computed after it.
+            rank = self.cluster.replicas.first_nonfinite()
+            raise Diverged(self.cluster.queue.now, rank, self.cluster.workers[rank].steps_done)
         if final.train_loss is None:
             final = replace(final, train_loss=last.train_loss)
         if final.time == last.time:
@@ -166,87 +181,77 @@ class _Simulation:
         else:
             self.history.append(final)
 
-    def observe(self) -> None:
-        """Add a point to the history."""
-        last = self.cluster.total_steps >= self.stop_at
-        point = self.point(evaluate=last or len(self.history) % self.eval_every == 0)
-        self.history.append(point)
-        events = self.cluster.events[self.told :]
-        self.told = len(self.cluster.events)
-        if self.callback is not None:
-            self.callback(point, self.worker_points(), events)
-
-    def worker_points(self) -> list[WorkerPoint]:
-        """How far each worker is."""
+    def _worker_points(self) -> list[WorkerPoint]:
         now, points = self.cluster.queue.now, []
         for worker in self.cluster.workers:
-            waiting = worker.idle_since is not None
-            idle = worker.idle_time + (now - worker.idle_since if worker.idle_since is not None else 0.0)
-            lived = worker.lived + (now - worker.born if worker.alive else 0.0)
+            lifetime = worker.lifetime_until(now)
             points.append(
                 WorkerPoint(
                     rank=worker.rank,
-                    state="gone" if not worker.alive else "waiting" if waiting else "training",
+                    state="gone" if not worker.alive else "training" if worker.idle_since is None else "waiting",
                     steps=worker.steps_done,
                     exchanges=worker.exchanges,
                     bytes_sent=worker.bytes_sent,
-                    busy=1.0 - idle / lived if lived else 1.0,
+                    busy=1.0 - worker.idle_until(now) / lifetime if lifetime else 1.0,
                     accuracy=self.worker_accuracy[worker.rank],
                 )
             )
         return points
 
-    def point(self, evaluate: bool) -> Point:
+    def _point(self, evaluate: bool) -> Point:
         cluster, c = self.cluster, self.run.config
-        train_loss = cluster.take_losses()
+        now, workers = cluster.queue.now, cluster.workers
+        train_loss = cluster.replicas.take_losses()
         consensus = cluster.consensus()
         loss = accuracy = None
-        workers: list[float] | None = None
+        accuracies: list[float] | None = None
         self.worker_accuracy = [None] * c.workers
         if evaluate and self.run.task.gradients:
-            loss, accuracy, workers = self.evaluate(consensus)
-            for rank, correct in zip(cluster.observed(), workers or (), strict=workers is not None):
-                self.worker_accuracy[rank] = correct
-        made = [worker.steps_done for worker in cluster.workers]
+            loss, accuracy, accuracies = self._evaluate(consensus)
+            for rank, worker_accuracy in zip(cluster.observed(), accuracies or (), strict=accuracies is not None):
+                self.worker_accuracy[rank] = worker_accuracy
+        idle = sum(worker.idle_until(now) for worker in workers)
+        lifetime = sum(worker.lifetime_until(now) for worker in workers)
         return Point(
-            time=cluster.queue.now,
+            time=now,
             steps=round(cluster.total_steps / c.workers),
             total_steps=cluster.total_steps,
-            worker_steps=Spread.of([float(count) for count in made]),
+            worker_steps=Spread.of([float(worker.steps_done) for worker in workers]),
             samples=cluster.total_steps * c.batch if self.run.task.gradients else 0,
             loss=loss,
             train_loss=train_loss,
             accuracy=accuracy,
-            worker_accuracy=Spread.of(workers),
+            worker_accuracy=Spread.of(accuracies),
             consensus=consensus,
             exchanges=cluster.exchanges.count,
-            bytes_sent=sum(worker.bytes_sent for worker in cluster.workers),
-            utilization=cluster.utilization(),
+            bytes_sent=sum(worker.bytes_sent for worker in workers),
+            utilization=1.0 - idle / lifetime if lifetime else 1.0,
             workers_alive=len(cluster.alive()),
             wall_s=time.perf_counter() - self.began,
         )
 
-    def evaluate(self, consensus: float) -> tuple[float, float | None, list[float] | None]:
-        """Loss and accuracy of the averaged model, and accuracy of each worker's."""
-        cluster, evaluator = self.cluster, self.cluster.evaluator
-        losses, corrects = evaluator.scores(cluster.mean_model()[None], cluster.mean_buffers()[None])
-        if corrects is None:
+    def _evaluate(self, consensus: float) -> tuple[float, float | None, list[float] | None]:
+        """Return loss and accuracy of the averaged model, and the accuracy of each observed worker's model."""
+        replicas, evaluator, ranks = self.cluster.replicas, self.cluster.evaluator, self.cluster.observed()
+        losses, accuracies = evaluator.scores(replicas.mean_model(ranks)[None], replicas.mean_buffers(ranks)[None])
+        if accuracies is None:
             return float(losses), None, None
-        ranks = cluster.observed()
         if consensus == 0.0 and not evaluator.buffer_flat.size:
-            return float(losses), float(corrects), [float(corrects)] * len(ranks)
-        rows = cluster.rows()
-        whole = len(ranks) == len(rows)
-        own = evaluator.scores(rows if whole else rows[ranks], evaluator.buffers if whole else evaluator.buffers[ranks])
-        assert own[1] is not None
-        return float(losses), float(corrects), own[1].tolist()
+            return float(losses), float(accuracies), [float(accuracies)] * len(ranks)
+        rows, buffers = replicas.rows(), evaluator.buffers
+        if len(ranks) < len(rows):
+            rows, buffers = rows[ranks], buffers[ranks]
+        _, worker_accuracies = evaluator.scores(rows, buffers)
+        assert worker_accuracies is not None
+        return float(losses), float(accuracies), worker_accuracies.tolist()
 
-    def packed(self, diverged: Diverged | None, interrupted: bool) -> SimulationResult:
+    def _result(self, diverged: Diverged | None, interrupted: bool) -> SimulationResult:
         cluster, c = self.cluster, self.run.config
-        evaluator, model = cluster.evaluator, cluster.mean_model()
-        evaluator.lay_over(model.clone())
+        evaluator, ranks = cluster.evaluator, cluster.observed()
+        model = cluster.replicas.mean_model(ranks)
+        evaluator.bind_model(model.clone())
         buffers = dict(evaluator.model.named_buffers())
-        evaluator.buffer_flat.unpack(cluster.mean_buffers(), buffers)
+        evaluator.buffer_flat.unpack(cluster.replicas.mean_buffers(ranks), buffers)
         for name, buffer in buffers.items():
             if name.endswith("num_batches_tracked"):
                 buffer.fill_(round(sum(worker.batches for worker in cluster.workers) / c.workers))
@@ -256,7 +261,7 @@ class _Simulation:
             workers=c.workers,
             seed=c.seed,
             final=self.history[-1],
-            final_workers=self.worker_points(),
+            final_workers=self._worker_points(),
             history=self.history,
             model=model,
             weights={name: tensor.cpu().clone().contiguous() for name, tensor in evaluator.model.state_dict().items()},

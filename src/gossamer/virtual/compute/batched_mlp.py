@@ -1,7 +1,7 @@
-"""Models that are a chain of linear layers and of functions of single numbers, many at once.
+"""Models that are a chain of linear layers and element-wise functions, evaluated for many workers at once.
 
-``vmap`` takes any model, but a linear layer becomes half a dozen operations there, each by a detour: for a few small
-models that is most of the time. In a chain it is one operation for all of them.
+``vmap`` handles any model, but turns a linear layer into half a dozen operations; with a few small models that is most
+of the time. Here it is one batched matrix product for all workers.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.nn.modules.module import _has_any_global_hook
 
 Layer = Callable[[dict[str, Tensor], Tensor], Tensor]
-"""``layer(parameters by name, inputs)``, of several workers along the first dimension."""
+"""``layer(parameters by name, inputs)``; the first dimension of every tensor is the worker."""
 
-BY_NUMBER = (nn.Identity, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Tanh, nn.Softplus)
-"""Functions of single numbers: it is all the same to them whose numbers these are."""
+ELEMENTWISE = (nn.Identity, nn.ReLU, nn.LeakyReLU, nn.ELU, nn.GELU, nn.SiLU, nn.Mish, nn.Sigmoid, nn.Tanh, nn.Softplus)
+"""Modules that need no change for a dimension of workers."""
 
 
 class UnsupportedModule(Exception):
-    """A module that has no place in a chain."""
+    """The model has a module that is neither linear nor element-wise."""
 
 
 class BatchedMLP:
@@ -31,7 +31,7 @@ class BatchedMLP:
 
     @classmethod
     def of(cls, model: nn.Module) -> BatchedMLP | None:
-        """None if the model is something else, or somebody wants to know of its calls."""
+        """Return the batched form of ``model``, or None if it has another structure or somebody hooked its calls."""
         if _has_any_global_hook():
             return None
         names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}
@@ -47,7 +47,7 @@ class BatchedMLP:
 
 
 def _layers(module: nn.Module, names: dict[int, str]) -> Iterator[Layer]:
-    """The layers in the order in which they are called; ``names`` has the parameters that workers have of their own."""
+    """Yield the layers in the order of their calls. ``names`` maps the ids of trained parameters to their names."""
     hooks = (module._forward_hooks, module._forward_pre_hooks, module._backward_hooks, module._backward_pre_hooks)
     if any(hooks) or "forward" in vars(module):
         raise UnsupportedModule
@@ -61,7 +61,7 @@ def _layers(module: nn.Module, names: dict[int, str]) -> Iterator[Layer]:
         yield _linear(*(names[id(tensor)] for tensor in tensors))
     elif type(module) is nn.Flatten:
         yield _flatten(module.start_dim, module.end_dim)
-    elif type(module) in BY_NUMBER:
+    elif type(module) in ELEMENTWISE:
         yield lambda parameters, inputs: module(inputs)
     else:
         raise UnsupportedModule
@@ -69,7 +69,7 @@ def _layers(module: nn.Module, names: dict[int, str]) -> Iterator[Layer]:
 
 def _linear(weight: str, bias: str | None = None) -> Layer:
     def layer(parameters: dict[str, Tensor], inputs: Tensor) -> Tensor:
-        # One vector per worker, many, or many in several dimensions.
+        # A worker's input may be one vector, a batch of them, or a batch with several dimensions.
         vectors = inputs[:, None] if inputs.dim() == 2 else inputs.flatten(1, -2)
         transposed = parameters[weight].mT
         if bias is None:
@@ -82,6 +82,6 @@ def _linear(weight: str, bias: str | None = None) -> Layer:
 
 
 def _flatten(start: int, end: int) -> Layer:
-    # The first dimension is that of the workers; counted from the end, dimensions are where they were.
+    # Dimensions counted from the front move by one, behind that of the workers.
     start, end = (dim + 1 if dim >= 0 else dim for dim in (start, end))
     return lambda parameters, inputs: inputs.flatten(start, end)

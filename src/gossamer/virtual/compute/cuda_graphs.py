@@ -1,8 +1,11 @@
-"""Gradients by captured CUDA graphs: what takes a GPU less time than it takes to launch is launched in one go."""
+"""Gradient backends that replay captured CUDA graphs.
+
+The kernels of a small model, or of a small batch, take the GPU less time than the CPU needs to launch them. A captured
+graph launches all of them at once.
+"""
 
 from __future__ import annotations
 
-import math
 import warnings
 from collections.abc import Callable, Sequence
 from typing import TypeVar
@@ -10,24 +13,19 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
-from gossamer.tasks.fused_resnet import fuse
-from gossamer.virtual.compute.executor import triton_works
 from gossamer.virtual.compute.gradient_backends import BatchedBackend, GradientBackend, SequentialBackend
 
 NUM_COPIES = 4
-"""Workers whose gradients a captured graph computes side by side."""
-
-HELD_BYTES = 1 << 22
-"""Of gradients that a captured graph holds before they replace the point."""
+"""Workers whose gradients one captured graph computes concurrently, each on its own copy of the model."""
 
 T = TypeVar("T")
 
 
-class Graphs:
-    """Captures CUDA graphs that never run at the same time, and whose results are copied at once.
+class GraphCapture:
+    """Captures CUDA graphs that share one memory pool.
 
-    They may share their memory, and all are captured on one stream and in one thread: cuBLAS keeps tens of megabytes
-    for each of either.
+    They may share it because they never run at the same time and their results are copied right after a replay. All are
+    captured on one stream and in one thread, because cuBLAS keeps tens of megabytes for each stream and thread.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -35,12 +33,12 @@ class Graphs:
         self.side_streams: list[torch.cuda.Stream] = []
         self.pool = torch.cuda.graph_pool_handle()
 
-    def side_by_side(self, computes: Sequence[Callable[[], None]]) -> None:
-        """All of these, each on a stream of its own."""
-        while len(self.side_streams) < len(computes):
+    def run_concurrently(self, computations: Sequence[Callable[[], None]]) -> None:
+        """Run each computation on a stream of its own."""
+        while len(self.side_streams) < len(computations):
             self.side_streams.append(torch.cuda.Stream(self.device))
-        origin, streams = torch.cuda.current_stream(self.device), self.side_streams[: len(computes)]
-        for stream, compute in zip(streams, computes, strict=True):
+        origin, streams = torch.cuda.current_stream(self.device), self.side_streams[: len(computations)]
+        for stream, compute in zip(streams, computations, strict=True):
             stream.wait_stream(origin)
             with torch.cuda.stream(stream):
                 compute()
@@ -48,7 +46,7 @@ class Graphs:
             origin.wait_stream(stream)
 
     def capture(self, compute: Callable[[], T]) -> tuple[torch.cuda.CUDAGraph, T]:
-        """``compute`` as a CUDA graph, and what it returns: tensors that hold it after every launch."""
+        """Capture ``compute``. Return the graph and the result of ``compute``: tensors that every replay fills."""
         with torch.autograd.set_multithreading_enabled(False):
             self.stream.wait_stream(torch.cuda.current_stream(self.device))
             with torch.cuda.stream(self.stream):
@@ -62,181 +60,136 @@ class Graphs:
 
 
 class GraphBackend:
-    """A few workers side by side, each with a model of its own, by one launch of a captured CUDA graph.
+    """Evaluates up to ``NUM_COPIES`` workers by one replay of a captured graph, each on its own copy of the model.
 
-    One worker's kernels leave much of a large GPU idle; those of several share it. A model that cannot be captured goes
-    another way.
+    The kernels of one worker leave much of a large GPU idle; those of several share it. A model that cannot be captured
+    is evaluated by the fallback.
     """
 
-    def __init__(self, make: Callable[[], SequentialBackend], otherwise: Callable[[], GradientBackend]) -> None:
-        self.make, self.otherwise = make, otherwise
-        self.way: GradientBackend | None = None
+    def __init__(
+        self, make_copy: Callable[[], SequentialBackend], make_fallback: Callable[[], GradientBackend]
+    ) -> None:
+        self.make_copy, self.make_fallback = make_copy, make_fallback
+        self.backend: GradientBackend | None = None
 
     def __call__(
         self, points: Tensor, buffers: Tensor, ranks: list[int], index: Tensor, inputs: Tensor, targets: Tensor
     ) -> Tensor:
-        if self.way is None:
-            self.way = self._capture(points[ranks[0]], buffers[ranks[0]], inputs[0], targets[0])
-        return self.way(points, buffers, ranks, index, inputs, targets)
+        if self.backend is None:
+            self.backend = self._capture(inputs[0], targets[0])
+        return self.backend(points, buffers, ranks, index, inputs, targets)
 
-    def _capture(self, point: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor) -> GradientBackend:
+    def _capture(self, inputs: Tensor, targets: Tensor) -> GradientBackend:
         try:
-            return _ModelCopies(self.make, point, buffers, inputs, targets)
+            return _CapturedCopies(self.make_copy, inputs, targets)
         except torch.OutOfMemoryError:
             raise
-        except RuntimeError as error:  # it copies from the CPU, or looks at a number
+        except RuntimeError as error:  # the model copies from the CPU, or reads a number of a tensor
             reason = str(error).partition("\n")[0]
         warnings.warn(f"no CUDA graph of this model, which will take longer: {reason}", stacklevel=2)
-        return self.otherwise()
+        return self.make_fallback()
 
 
-class _ModelCopies:
-    """Two captured graphs: of all lanes, and of one alone, for when there are not enough workers for all."""
+class _CapturedCopies:
+    """Two captured graphs: one of all copies of the model, one of the first copy alone, for smaller batches."""
 
-    def __init__(
-        self, make: Callable[[], SequentialBackend], point: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor
-    ) -> None:
-        first = ModelCopy(make(), inputs, targets)
-        first.settle(point, buffers)
-        lanes = [first, *(ModelCopy(make(), inputs, targets, first.held_at_most) for _ in range(1, NUM_COPIES))]
-        graphs = Graphs(inputs.device)
-        self.together, self.alone = _CapturedCopies(lanes, graphs), _CapturedCopies(lanes[:1], graphs)
+    def __init__(self, make_copy: Callable[[], SequentialBackend], inputs: Tensor, targets: Tensor) -> None:
+        self.copies = [_ModelCopy(make_copy(), inputs, targets) for _ in range(NUM_COPIES)]
+        capture = GraphCapture(inputs.device)
+        computations = [copy.compute for copy in self.copies]
+        self.graph_of_all, _ = capture.capture(lambda: capture.run_concurrently(computations))
+        self.graph_of_one, _ = capture.capture(lambda: capture.run_concurrently(computations[:1]))
 
     def __call__(
         self, points: Tensor, buffers: Tensor, ranks: list[int], index: Tensor, inputs: Tensor, targets: Tensor
     ) -> Tensor:
         if len(ranks) == NUM_COPIES:
-            return self.together(points, buffers, ranks, inputs, targets)
-        each = [
-            self.alone(points, buffers, [rank], x[None], y[None])
+            return self._replay(self.graph_of_all, points, buffers, ranks, inputs, targets)
+        losses = [
+            self._replay(self.graph_of_one, points, buffers, [rank], x[None], y[None])
             for rank, x, y in zip(ranks, inputs, targets, strict=True)
         ]
-        return torch.cat(each)
+        return torch.cat(losses)
+
+    def _replay(
+        self,
+        graph: torch.cuda.CUDAGraph,
+        points: Tensor,
+        buffers: Tensor,
+        ranks: list[int],
+        inputs: Tensor,
+        targets: Tensor,
+    ) -> Tensor:
+        copies = self.copies[: len(ranks)]
+        for copy, rank, x, y in zip(copies, ranks, inputs, targets, strict=True):
+            copy.load(points[rank], buffers[rank], x, y)
+        graph.replay()
+        for copy, rank in zip(copies, ranks, strict=True):
+            points[rank].copy_(copy.model.point)
+            buffers[rank].copy_(copy.model.buffers)
+        return torch.stack([copy.loss for copy in copies])
 
 
-class ModelCopy:
-    """One of the models side by side, and what is copied into it.
+class _ModelCopy:
+    """A copy of the model with the static tensors that its graph reads and writes."""
 
-    A gradient replaces the point, part by part, while ``backward`` is still busy with the others: as a rule there is no
-    more than a piece of it beside the point.
-    """
-
-    def __init__(
-        self, single: SequentialBackend, inputs: Tensor, targets: Tensor, held_at_most: float = math.inf
-    ) -> None:
-        self.single, self.inputs, self.targets = single, inputs.clone(), targets.clone()
-        self.loss = torch.zeros((), dtype=single.point.dtype, device=inputs.device)
-        self.held, self.held_at_most = 0, held_at_most
-        """Bytes of gradients."""
-        for _, parameter in single.fetched:
-            parameter.register_post_accumulate_grad_hook(self._made)
-        if triton_works(inputs.device):
-            fuse(single.model)
-
-    def settle(self, point: Tensor, buffers: Tensor) -> None:
-        """See whether gradients may replace the point as they come.
-
-        Not in a model that computes something with a weight after its gradient is there. Torch notices that for what
-        it has saved itself, but there are other ways to keep a weight.
-        """
-        with torch.autograd.set_multithreading_enabled(False):
-            expected = self._gradient(point, buffers)
-            self.held_at_most = HELD_BYTES
-            try:
-                error = float((self._gradient(point, buffers) - expected).norm())
-            except RuntimeError as needed:
-                if "modified by an inplace operation" not in str(needed):
-                    raise
-                error = math.inf
-        if not error <= 1e-3 * float(expected.norm()):
-            self.held_at_most = math.inf
-
-    def _gradient(self, point: Tensor, buffers: Tensor) -> Tensor:
-        self.load(point, buffers, self.inputs, self.targets)
-        self.compute()
-        return self.single.point.clone()
+    def __init__(self, model: SequentialBackend, inputs: Tensor, targets: Tensor) -> None:
+        self.model, self.inputs, self.targets = model, inputs.clone(), targets.clone()
+        self.loss = torch.zeros((), dtype=model.point.dtype, device=inputs.device)
 
     def load(self, point: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor) -> None:
-        self.single.point.copy_(point)
-        self.single.buffers.copy_(buffers)
+        self.model.point.copy_(point)
+        self.model.buffers.copy_(buffers)
         self.inputs.copy_(inputs)
         self.targets.copy_(targets)
 
     def compute(self) -> None:
-        """Replace the point by the gradient."""
-        self.held = 0
-        self.loss.copy_(self.single.compute(self.inputs, self.targets))
-        self.single.write(self.single.point)
-
-    def _made(self, parameter: Tensor) -> None:
-        assert parameter.grad is not None
-        self.held += parameter.grad.nbytes
-        if self.held > self.held_at_most:
-            self.single.write_early()
-            self.held = 0
-
-
-class _CapturedCopies:
-    """A captured graph of one or several lanes."""
-
-    def __init__(self, lanes: list[ModelCopy], graphs: Graphs) -> None:
-        self.lanes = lanes
-        self.graph, _ = graphs.capture(lambda: graphs.side_by_side([lane.compute for lane in lanes]))
-
-    def __call__(self, points: Tensor, buffers: Tensor, ranks: list[int], inputs: Tensor, targets: Tensor) -> Tensor:
-        for lane, rank, x, y in zip(self.lanes, ranks, inputs, targets, strict=True):
-            lane.load(points[rank], buffers[rank], x, y)
-        self.graph.replay()
-        for lane, rank in zip(self.lanes, ranks, strict=True):
-            points[rank].copy_(lane.single.point)
-            buffers[rank].copy_(lane.single.buffers)
-        return torch.stack([lane.loss for lane in self.lanes])
+        """Replace the point by the gradient there."""
+        self.loss.copy_(self.model.compute(self.inputs, self.targets))
+        self.model.write_gradient(self.model.point)
 
 
 class BatchedGraphBackend:
-    """Many workers by one launch of a captured CUDA graph; one graph per size, in powers of two.
+    """Evaluates many workers by one replay of a captured graph. There is one graph per batch size, a power of two."""
 
-    The dozens of small kernels of a batch take the GPU less time than it takes to launch them.
-    """
-
-    def __init__(self, batched: BatchedBackend, most: int, device: torch.device) -> None:
-        self.batched, self.most = batched, most
+    def __init__(self, batched: BatchedBackend, max_workers: int, device: torch.device) -> None:
+        self.batched, self.max_workers = batched, max_workers
         self.static: tuple[Tensor, ...] = ()
-        self.replays: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        self.graphs = Graphs(device)
-        self.possible = True
+        """Points, buffers, inputs and targets that the graphs read and write."""
+        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
+        """The graph and its losses by batch size."""
+        self.capture = GraphCapture(device)
+        self.capturable = True
 
     def __call__(
         self, points: Tensor, buffers: Tensor, ranks: list[int], index: Tensor, inputs: Tensor, targets: Tensor
     ) -> Tensor:
         count = len(ranks)
-        size = min(self.most, 1 << (count - 1).bit_length())
-        if self.possible and size not in self.replays:
-            self.possible = self._capture(size, points, buffers, inputs, targets)
-        if not self.possible:
+        size = min(self.max_workers, 1 << (count - 1).bit_length())
+        if self.capturable and size not in self.graphs:
+            self.capturable = self._capture(size, points, buffers, inputs, targets)
+        if not self.capturable:
             return self.batched(points, buffers, ranks, index, inputs, targets)
-        some, own, x, y = (tensor[:count] for tensor in self.static)
-        torch.index_select(points, 0, index, out=some)
-        torch.index_select(buffers, 0, index, out=own)
+        point_block, buffer_block, x, y = (tensor[:count] for tensor in self.static)
+        torch.index_select(points, 0, index, out=point_block)
+        torch.index_select(buffers, 0, index, out=buffer_block)
         x.copy_(inputs)
         y.copy_(targets)
-        graph, losses = self.replays[size]
+        graph, losses = self.graphs[size]
         graph.replay()
-        points.index_copy_(0, index, some)
-        buffers.index_copy_(0, index, own)
+        points.index_copy_(0, index, point_block)
+        buffers.index_copy_(0, index, buffer_block)
         return losses[:count].clone()
 
     def _capture(self, size: int, points: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor) -> bool:
-        """Capture the graph of this size; False if the model cannot be captured."""
+        """Capture the graph of this size. Return False if the model cannot be captured."""
         if not self.static:
-            shapes = [(self.most, *tensor.shape[1:]) for tensor in (points, buffers, inputs, targets)]
             self.static = tuple(
-                tensor.new_zeros(shape)
-                for tensor, shape in zip((points, buffers, inputs, targets), shapes, strict=True)
+                tensor.new_zeros((self.max_workers, *tensor.shape[1:])) for tensor in (points, buffers, inputs, targets)
             )
         rows = [tensor[:size] for tensor in self.static]
         try:
-            self.replays[size] = self.graphs.capture(lambda: self.batched.compute(*rows))
-        except RuntimeError:  # it copies from the CPU, or looks at a number
+            self.graphs[size] = self.capture.capture(lambda: self.batched.compute(*rows))
+        except RuntimeError:  # the model copies from the CPU, or reads a number of a tensor
             return False
         return True

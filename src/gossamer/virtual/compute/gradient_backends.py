@@ -1,7 +1,8 @@
-"""The ways to a gradient: one worker's model after the other, or many at once; ``graphs`` has the same by CUDA graphs.
+"""Gradient backends: gradients of one worker's model after the other, or of many at once.
 
-All of them replace rows of points by the gradients there, let batch norm write into the rows of buffers, and return
-the losses. They agree up to rounding.
+Every backend replaces rows of parameters by the gradients there, updates the rows of buffers (batch norm's running
+statistics) and returns the losses. Backends agree up to rounding. ``cuda_graphs`` has the same two as captured CUDA
+graphs.
 """
 
 from __future__ import annotations
@@ -18,62 +19,67 @@ from gossamer import memory
 from gossamer.errors import InputError
 from gossamer.flat import Flat
 from gossamer.tasks import Task
-from gossamer.virtual.compute.blocks import scatter
+from gossamer.virtual.compute.matrix import scatter
 
-LossesAt = Callable[[dict[str, Tensor], dict[str, Tensor], Tensor, Tensor], Tensor]
-"""``losses(parameters by name, buffers by name, inputs, targets)``, of several workers along the first dimension."""
-
+BatchedLosses = Callable[[dict[str, Tensor], dict[str, Tensor], Tensor, Tensor], Tensor]
+"""``losses(parameters by name, buffers by name, inputs, targets)``; the first dimension of all tensors: the worker."""
 
 Autocast = Callable[[], contextlib.AbstractContextManager[Any]]
-"""What a model's forward pass runs under."""
+"""Returns the context in which a model's forward pass runs."""
 
 
 class GradientBackend(Protocol):
     def __call__(
         self, points: Tensor, buffers: Tensor, ranks: list[int], index: Tensor, inputs: Tensor, targets: Tensor
     ) -> Tensor:
-        """Gradients at the rows ``ranks`` (``index``: the same on the device)."""
+        """Replace the rows ``ranks`` of ``points`` by the gradients there and return the losses.
+
+        ``index`` holds the ranks on the device. ``inputs`` and ``targets`` hold one mini-batch per rank.
+        """
 
 
 class FunctionalModel:
-    """Calls a model with other tensors in the place of its parameters and buffers.
+    """Calls a model with other tensors in place of its parameters and buffers.
 
-    As ``torch.func.functional_call`` does, which looks for their places anew each time.
+    Does the same as ``torch.func.functional_call``, which searches the modules for the names at every call.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         named = [*model.named_parameters(), *model.named_buffers()]
         names = {id(tensor): name for name, tensor in named}
-        self.places: dict[str, list[tuple[dict[str, Any], str]]] = {name: [] for name, _ in named}
-        """Tied ones have several."""
+        self.owners: dict[str, list[tuple[dict[str, Any], str]]] = {name: [] for name, _ in named}
+        """For each name the module dictionaries that hold the tensor, with the key. Tied tensors have several."""
         for module in model.modules():
             members: dict[str, Any]
             for members in (module._parameters, module._buffers):
-                for own, tensor in members.items():
+                for key, tensor in members.items():
                     if tensor is not None:
-                        self.places[names[id(tensor)]].append((members, own))
+                        self.owners[names[id(tensor)]].append((members, key))
 
     def __call__(self, named: dict[str, Tensor], inputs: Tensor) -> Any:
-        """What the model gives for ``inputs`` with the tensors of these names."""
-        places = [(members, own, tensor) for name, tensor in named.items() for members, own in self.places[name]]
-        before = [members[own] for members, own, _ in places]
+        """Return the model's outputs for ``inputs`` with the tensors ``named``."""
+        entries = [(members, key, tensor) for name, tensor in named.items() for members, key in self.owners[name]]
+        before = [members[key] for members, key, _ in entries]
         try:
-            for members, own, tensor in places:
-                members[own] = tensor
+            for members, key, tensor in entries:
+                members[key] = tensor
             return self.model(inputs)
         finally:
-            for (members, own, _), tensor in zip(places, before, strict=True):
-                members[own] = tensor
+            for (members, key, _), tensor in zip(entries, before, strict=True):
+                members[key] = tensor
 
 
 class SequentialBackend:
-    """One worker after the other.
+    """Evaluates one worker after the other on a single copy of the model.
 
-    A worker's row is copied into the vector that the parameters of one model are views of; ``backward`` adds to
-    gradients that are views of another. For a small model that takes half the time of ``functional_call``. On a GPU
-    the gradients that ``backward`` makes are copied into the row by one launch, where adding would take one for each of
-    them. ``in_place``, for long rows: they are copied as well, and the row itself becomes the vector of the parameters.
+    The parameters of that copy are views of one vector, ``point``; a worker's row is copied into it. On a CPU the
+    gradients are views of a second vector, and ``backward`` adds to them: for a small model that takes half the time
+    of ``functional_call``. On a GPU, ``backward`` makes new gradient tensors, and one launch copies all of them into
+    the row, where adding would take a launch for each.
+
+    ``in_place``, for long rows, avoids the copy of the row: the row itself becomes ``point``, and gradients are copied
+    as on a GPU.
     """
 
     def __init__(
@@ -89,35 +95,32 @@ class SequentialBackend:
         self.task, self.autocast, self.in_place = task, autocast, in_place
         self.point = memory.zeros(flat.size, flat.dtype, device)
         self.gradient = None if in_place or device.type != "cpu" else memory.zeros_like(self.point)
-        """On a CPU, for short rows: the vector that gradients of ``viewing`` are views of, and are added to."""
+        """The vector that the gradients of ``viewed`` are views of, if they are."""
         self.buffers = torch.zeros(buffer_flat.size, dtype=buffer_flat.dtype, device=device)
-        # A vector of several dtypes is of the widest: what is narrower cannot be a view of it; nor can what would lie
-        # where a GPU cannot use it.
-        viewing, apart = flat.split(self.point)
+        # Some tensors cannot be views: those narrower than the vector's dtype, and those that a GPU cannot use at
+        # their address.
+        viewed, separate = flat.split(self.point)
         named = dict(model.named_parameters())
-        made = {part.name: nn.Parameter(torch.empty(0, dtype=part.dtype, device=device)) for part in flat.parts}
-        # The copy takes these in the place of the model's own parameters.
-        self.model = _copied(model, {named[name]: parameter for name, parameter in made.items()}).train()
-        self.viewing = [(part, made[part.name]) for part in viewing]
-        self.apart = [(part, made[part.name]) for part in apart]
-        """Parameters that are not views."""
-        self._look_at(self.point)
-        for part, parameter in self.apart:
+        parameters = {part.name: nn.Parameter(torch.empty(0, dtype=part.dtype, device=device)) for part in flat.parts}
+        self.model = _copy_model(model, {named[name]: parameter for name, parameter in parameters.items()}).train()
+        self.viewed = [(part, parameters[part.name]) for part in viewed]
+        self.separate = [(part, parameters[part.name]) for part in separate]
+        """Parameters with memory of their own."""
+        self._use_point(self.point)
+        for part, parameter in self.separate:
             parameter.data = torch.empty_strided(part.shape, part.strides, dtype=part.dtype, device=device)
         buffers = dict(self.model.named_buffers())
-        buffers_viewing, buffers_apart = buffer_flat.split(self.buffers)
-        self.buffers_apart = [(part, buffers[part.name]) for part in buffers_apart]
-        self.fetched = [*self.viewing, *self.apart] if self.gradient is None else self.apart
-        """Parameters whose gradients are not views."""
-        self._written: set[str] = set()
-        """Names of parts of the point that have been replaced already."""
+        buffers_viewed, buffers_separate = buffer_flat.split(self.buffers)
+        self.buffers_separate = [(part, buffers[part.name]) for part in buffers_separate]
+        self.copied = [*self.viewed, *self.separate] if self.gradient is None else self.separate
+        """Parameters whose gradients are not views, so that ``write_gradient`` copies them."""
         if self.gradient is not None:
-            for part, parameter in self.viewing:
+            for part, parameter in self.viewed:
                 parameter.grad = part.view(self.gradient)
-        for part in buffers_viewing:
+        for part in buffers_viewed:
             buffers[part.name].data = part.view(self.buffers)
         self.counters = [buffer for buffer in buffers.values() if not buffer.is_floating_point()]
-        self.counted = [counter.clone() for counter in self.counters]
+        self.initial_counters = [counter.clone() for counter in self.counters]
 
     def __call__(
         self, points: Tensor, buffers: Tensor, ranks: list[int], index: Tensor, inputs: Tensor, targets: Tensor
@@ -127,91 +130,76 @@ class SequentialBackend:
             row = points[rank]
             self.buffers.copy_(buffers[rank])
             if self.in_place:
-                self._look_at(row)
+                self._use_point(row)
             else:
                 self.point.copy_(row)
             losses.append(self.compute(x, y))
-            self.write(row)
+            self.write_gradient(row)
             buffers[rank].copy_(self.buffers)
         return torch.stack(losses)
 
-    def _look_at(self, row: Tensor) -> None:
-        """Let this be the vector behind the parameters."""
+    def _use_point(self, row: Tensor) -> None:
+        """Make the parameters views of ``row``."""
         self.point = row
-        for part, parameter in self.viewing:
-            # Not a view for autograd: who writes into one parameter does not write into the others.
+        for part, parameter in self.viewed:
+            # Through .data, so that autograd does not take a write to one parameter for a write to all of them.
             parameter.data = part.view(row)
 
     @torch.no_grad()
     def compute(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """The loss at ``self.point``; its gradient is what the parameters have then."""
-        self._written.clear()
+        """Return the loss at ``self.point``. The parameters hold its gradient afterwards."""
         if self.gradient is not None:
             self.gradient.zero_()
-        for part, parameter in self.apart:
+        for part, parameter in self.separate:
             parameter.copy_(part.view(self.point))
-        for part, buffer in self.buffers_apart:
+        for part, buffer in self.buffers_separate:
             buffer.copy_(part.view(self.buffers))
         if self.counters:
-            torch._foreach_copy_(self.counters, self.counted)
+            torch._foreach_copy_(self.counters, self.initial_counters)
         with torch.enable_grad(), fastest_convolutions():
             data = inputs if self.task.prepare is None else self.task.prepare(inputs)
             with self.autocast():
                 outputs = self.model(data).to(self.point.dtype)
             loss = self.task.loss(outputs, targets)
             loss.backward()
-        for part, buffer in self.buffers_apart:
+        for part, buffer in self.buffers_separate:
             part.view(self.buffers).copy_(buffer)
         return loss.detach()
 
     @torch.no_grad()
-    def write(self, row: Tensor) -> None:
-        """Replace ``row`` by the gradient; what ``backward`` has made for it is dropped."""
+    def write_gradient(self, row: Tensor) -> None:
+        """Replace ``row`` by the gradient and drop the tensors that ``backward`` made for it."""
         if self.gradient is not None:
             row.copy_(self.gradient)
-        for part, parameter in self.fetched:
-            if parameter.grad is None and part.name not in self._written:
+        views, gradients = [], []
+        for part, parameter in self.copied:
+            if parameter.grad is None:
                 part.view(row).zero_()
-        _move([(part.view(row), parameter) for part, parameter in self.fetched if parameter.grad is not None])
-
-    @torch.no_grad()
-    def write_early(self) -> None:
-        """Replace those parts of the point whose gradients are there, for which ``backward`` should have no more use.
-
-        Should it have one all the same, torch says so, since it is the parameters that are written.
-        """
-        made = {part.name for part, parameter in self.fetched if parameter.grad is not None}
-        self._written |= made
-        _move([(parameter, parameter) for part, parameter in self.viewing if part.name in made])
-        _move([(part.view(self.point), parameter) for part, parameter in self.apart if part.name in made])
+            else:
+                views.append(part.view(row))
+                gradients.append(parameter.grad)
+                parameter.grad = None
+        if gradients:
+            torch._foreach_copy_(views, gradients)
 
 
-def _copied(model: nn.Module, others: dict[nn.Parameter, nn.Parameter]) -> nn.Module:
-    """A copy of the model, with ``others`` in the place of its parameters."""
+def _copy_model(model: nn.Module, replacements: dict[nn.Parameter, nn.Parameter]) -> nn.Module:
+    """Return a copy of the model with other parameters in place of its own."""
     advice = "(for its gradients one worker after the other): take --gradient-backend batched"
     try:
-        copied = copy.deepcopy(model, {id(own): other for own, other in others.items()})
+        copied = copy.deepcopy(model, {id(own): other for own, other in replacements.items()})
     except (TypeError, RuntimeError) as error:
         reason = str(error).partition("\n")[0]
         raise InputError(f"{type(model).__name__} cannot be copied {advice}; {reason}") from error
-    if {id(other) for other in others.values()} - {id(parameter) for parameter in copied.parameters()}:
-        raise InputError(f"{type(model).__name__} copies itself in a way of its own, without its parameters {advice}")
+    if {id(other) for other in replacements.values()} - {id(parameter) for parameter in copied.parameters()}:
+        raise InputError(f"{type(model).__name__} defines a __deepcopy__ that drops its parameters {advice}")
     return copied
 
 
-def _move(places: list[tuple[Tensor, nn.Parameter]]) -> None:
-    """Copy the gradients of parameters to their places, and drop them."""
-    gradients = [parameter.grad for _, parameter in places if parameter.grad is not None]
-    if gradients:
-        torch._foreach_copy_([place for place, _ in places], gradients)
-    for _, parameter in places:
-        parameter.grad = None
-
-
 class BatchedBackend:
-    """Many workers by one pass over their rows."""
+    """Evaluates many workers in one forward and backward pass over their rows."""
 
-    def __init__(self, losses: LossesAt, flat: Flat, buffer_flat: Flat) -> None:
+    def __init__(self, losses: BatchedLosses, flat: Flat, buffer_flat: Flat) -> None:
         self.losses, self.flat, self.buffer_flat = losses, flat, buffer_flat
 
     def __call__(
@@ -220,34 +208,34 @@ class BatchedBackend:
         first, end = ranks[0], ranks[0] + len(ranks)
         if ranks == list(range(first, end)):
             return self.compute(points[first:end], buffers[first:end], inputs, targets)
-        some, own = points.index_select(0, index), buffers.index_select(0, index)
-        losses = self.compute(some, own, inputs, targets)
-        scatter(points, index, some)
-        scatter(buffers, index, own)
+        point_block, buffer_block = points.index_select(0, index), buffers.index_select(0, index)
+        losses = self.compute(point_block, buffer_block, inputs, targets)
+        scatter(points, index, point_block)
+        scatter(buffers, index, buffer_block)
         return losses
 
     @torch.no_grad()
     def compute(self, points: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Replace all ``points`` by their gradients; the losses."""
-        # Each parameter is a leaf of its own: the derivative of taking a piece of a row is a whole row of zeros.
+        """Replace all ``points`` by their gradients and return the losses."""
+        # Each parameter is a leaf of its own: the derivative of a slice of a row would be a whole row of zeros.
         leaves = {part.name: part.view(points).to(part.dtype).detach().requires_grad_() for part in self.flat.parts}
-        # And so each buffer: under vmap batch norm would write into a copy of what is only a piece of a row.
-        own = {part.name: part.view(buffers).to(part.dtype).contiguous() for part in self.buffer_flat.parts}
+        # Each buffer is contiguous: under vmap, batch norm would write into a copy of a slice.
+        named = {part.name: part.view(buffers).to(part.dtype).contiguous() for part in self.buffer_flat.parts}
         with torch.enable_grad():
-            losses = self.losses(leaves, own, inputs, targets)
+            losses = self.losses(leaves, named, inputs, targets)
             gradients = torch.autograd.grad(
                 losses.sum(), list(leaves.values()), allow_unused=True, materialize_grads=True
             )
         for part, gradient in zip(self.flat.parts, gradients, strict=True):
             part.view(points).copy_(gradient)
         for part in self.buffer_flat.parts:
-            part.view(buffers).copy_(own[part.name])
+            part.view(buffers).copy_(named[part.name])
         return losses.detach()
 
 
 @contextlib.contextmanager
 def fastest_convolutions() -> Iterator[None]:
-    """Let cuDNN time its algorithms once and keep the fastest: a gradient's shapes are always the same."""
+    """Let cuDNN time its algorithms once and keep the fastest: the shapes of gradients never change."""
     before, torch.backends.cudnn.benchmark = torch.backends.cudnn.benchmark, True
     try:
         yield

@@ -1,8 +1,8 @@
 """Optimizer steps of many workers at once.
 
-SGD, Adam, AdamW, AccumAdam and AccumAdamW treat every element alone, so the steps of several workers are one step on
+SGD, Adam, AdamW, AccumAdam and AccumAdamW work element by element, so the steps of several workers are one step on
 several rows of a matrix, each with its own learning rate and step count. Any other torch optimizer gets one instance
-per worker, over parameters that are views of the worker's row.
+per worker, whose parameters are views of the worker's row.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from torch import Tensor, nn
 from gossamer import memory
 from gossamer.flat import Flat
 from gossamer.optim import AccumAdam, AccumAdamW
-from gossamer.virtual.compute.blocks import GATHER_BYTES, scatter
-from gossamer.virtual.compute.tape import Batch, Matrix
+from gossamer.virtual.compute.matrix import GATHER_BYTES, Matrix, scatter
+from gossamer.virtual.compute.tape import Batch
 
 MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
@@ -27,17 +27,17 @@ class WorkerOptimizers(Protocol):
     """The optimizers of all workers."""
 
     def apply(self, batch: Batch) -> None:
-        """One step for each of the workers ``batch.rows``, with the learning rates ``batch.jobs``."""
+        """Take one step for each of the workers ``batch.rows``, with the learning rates ``batch.arguments``."""
 
     def reset(self, rank: int) -> None:
-        """Forget what the optimizer of this worker remembers."""
+        """Clear the optimizer state of this worker."""
 
-    def take_over(self, rank: int, peer: int) -> None:
-        """Let the optimizer of this worker remember what that of ``peer`` does."""
+    def copy_state(self, rank: int, peer: int) -> None:
+        """Give this worker the optimizer state of ``peer``."""
 
 
-def batched(template: torch.optim.Optimizer, x: Matrix, g: Matrix) -> WorkerOptimizers | None:
-    """The batched form of ``template``, or None if it has none with these settings."""
+def batched_optimizer(template: torch.optim.Optimizer, x: Matrix, g: Matrix) -> WorkerOptimizers | None:
+    """Return the batched form of ``template`` for parameters ``x`` and gradients ``g``, or None if it has none."""
     if len(template.param_groups) != 1:
         return None
     settings = template.param_groups[0]
@@ -45,14 +45,14 @@ def batched(template: torch.optim.Optimizer, x: Matrix, g: Matrix) -> WorkerOpti
         return None
     kind = type(template)
     if kind is torch.optim.SGD and not settings["dampening"]:
-        return _SGD(settings, x, g)
+        return BatchedSGD(settings, x, g)
     if kind in (torch.optim.Adam, torch.optim.AdamW, AccumAdam, AccumAdamW):
         decoupled = kind in (torch.optim.AdamW, AccumAdamW) or bool(settings.get("decoupled_weight_decay"))
-        return _Adam(settings, x, g, decoupled)
+        return BatchedAdam(settings, x, g, decoupled)
     return None
 
 
-class _SGD:
+class BatchedSGD:
     def __init__(self, settings: dict[str, Any], x: Matrix, g: Matrix) -> None:
         self.x, self.g, self.settings = list(x.data), list(g.data), settings
         self.momentum = list(memory.zeros_like(x.data)) if settings["momentum"] else None
@@ -61,20 +61,20 @@ class _SGD:
         if self.momentum is not None:
             self.momentum[rank].zero_()
 
-    def take_over(self, rank: int, peer: int) -> None:
+    def copy_state(self, rank: int, peer: int) -> None:
         if self.momentum is not None:
             self.momentum[rank].copy_(self.momentum[peer])
 
     def apply(self, batch: Batch) -> None:
         ranks: dict[float, list[int]] = {}
-        for rank, lr in zip(batch.rows, batch.jobs, strict=True):
+        for rank, lr in zip(batch.rows, batch.arguments, strict=True):
             ranks.setdefault(lr, []).append(rank)
-        for lr, alike in ranks.items():
-            # What SGD(fused=True) calls: one pass over memory, one call for all rows.
+        for lr, same_lr in ranks.items():
+            # SGD(fused=True) calls this too: one pass over memory, one call for all rows.
             torch._fused_sgd_(
-                [self.x[rank] for rank in alike],
-                [self.g[rank] for rank in alike],
-                [self.momentum[rank] for rank in alike] if self.momentum is not None else [],
+                [self.x[rank] for rank in same_lr],
+                [self.g[rank] for rank in same_lr],
+                [self.momentum[rank] for rank in same_lr] if self.momentum is not None else [],
                 weight_decay=self.settings["weight_decay"],
                 momentum=self.settings["momentum"],
                 lr=lr,
@@ -85,8 +85,8 @@ class _SGD:
             )
 
 
-class _Adam:
-    """AccumAdam with its period; Adam is the period 1 of it, without the accumulator."""
+class BatchedAdam:
+    """AccumAdam with its period. Adam is AccumAdam with period 1, without the accumulator."""
 
     def __init__(self, settings: dict[str, Any], x: Matrix, g: Matrix, decoupled: bool) -> None:
         self.x, self.g, self.settings, self.decoupled = x, g, settings, decoupled
@@ -102,7 +102,7 @@ class _Adam:
             self.accumulated[rank].zero_()
         self.steps[rank] = 0
 
-    def take_over(self, rank: int, peer: int) -> None:
+    def copy_state(self, rank: int, peer: int) -> None:
         for matrix in (self.first, self.second, self.accumulated):
             if matrix is not None:
                 matrix[rank].copy_(matrix[peer])
@@ -113,7 +113,7 @@ class _Adam:
             self.steps[rank] += 1
         beta1, beta2 = self.settings["betas"]
         decay, eps = self.settings["weight_decay"], self.settings["eps"]
-        for rows, lr in _pieces(batch):
+        for rows, lr in _row_blocks(batch):
             gradient = rows.read(self.g.data)
             if decay and self.decoupled:
                 rows.write(self.x.data, rows.read(self.x.data).mul_(rows.column([1 - rate * decay for rate in lr])))
@@ -134,7 +134,7 @@ class _Adam:
             if self.accumulated is not None:
                 self._accumulate(rows, gradient, steps)
 
-    def _accumulate(self, rows: _Rows, gradient: Tensor, steps: list[int]) -> None:
+    def _accumulate(self, rows: _RowBlock, gradient: Tensor, steps: list[int]) -> None:
         assert self.accumulated is not None
         beta1, beta2 = self.settings["betas"]
         rows.write(self.accumulated, rows.read(self.accumulated).add_(gradient, alpha=1 / self.period))
@@ -147,10 +147,10 @@ class _Adam:
         ended.write(self.accumulated, mean.zero_())
 
 
-class _Rows:
-    """Some rows of the matrices: read as one block, written back as one.
+class _RowBlock:
+    """Some rows of the matrices, read and written as one block.
 
-    One row alone, or all of them, are read without a copy: what is done to the block is done to them.
+    A single row, or all rows, are read without a copy, so in-place operations on the block change the rows themselves.
     """
 
     def __init__(self, ranks: list[int], index: Tensor | None, like: Tensor) -> None:
@@ -165,21 +165,23 @@ class _Rows:
         if len(self.ranks) > 1 and self.index is not None:
             scatter(data, self.index, block)
 
-    def where(self, wanted: list[bool]) -> _Rows:
-        """Those of the rows that are wanted."""
+    def where(self, wanted: list[bool]) -> _RowBlock:
+        """Return the block of those rows that are wanted."""
         if all(wanted):
             return self
         ranks = [rank for rank, want in zip(self.ranks, wanted, strict=True) if want]
-        return _Rows(ranks, torch.tensor(ranks, dtype=torch.long).to(self.like.device, non_blocking=True), self.like)
+        return _RowBlock(
+            ranks, torch.tensor(ranks, dtype=torch.long).to(self.like.device, non_blocking=True), self.like
+        )
 
     def column(self, values: list[float]) -> Tensor | float:
-        """One number per row, to multiply or divide a block with."""
+        """Return one number per row, in a shape that multiplies or divides a block."""
         if values.count(values[0]) == len(values):
             return values[0]
         return torch.tensor(values, dtype=self.like.dtype).to(self.like.device, non_blocking=True)[:, None]
 
     def descend(self, data: Tensor, direction: Tensor, rates: list[float]) -> None:
-        """``data[rows] −= rates · direction``."""
+        """Subtract ``rates · direction`` from the rows of ``data``."""
         rate = self.column(rates)
         if isinstance(rate, Tensor):
             direction, rate = direction * rate, 1.0
@@ -189,47 +191,47 @@ class _Rows:
             data.index_add_(0, self.index, direction, alpha=-rate)
 
 
-def _pieces(batch: Batch) -> Iterable[tuple[_Rows, list[float]]]:
-    """The rows as one piece, or several where they are long; and their learning rates."""
+def _row_blocks(batch: Batch) -> Iterable[tuple[_RowBlock, list[float]]]:
+    """Yield the rows of the batch in blocks of at most ``GATHER_BYTES``, with their learning rates."""
     data = batch.target.data
-    if batch.whole and not batch.target.wide:
-        yield _Rows(batch.rows, None, data), batch.jobs
+    if batch.covers_all and not batch.target.wide:
+        yield _RowBlock(batch.rows, None, data), batch.arguments
         return
     index = torch.tensor(batch.rows, dtype=torch.long).to(data.device, non_blocking=True)
     count = 1 if batch.target.wide else max(1, GATHER_BYTES // max(1, data[0].nbytes))
-    for at in range(0, len(batch.rows), count):
-        some = slice(at, at + count)
-        yield _Rows(batch.rows[some], index[some], data), batch.jobs[some]
+    for start in range(0, len(batch.rows), count):
+        chunk = slice(start, start + count)
+        yield _RowBlock(batch.rows[chunk], index[chunk], data), batch.arguments[chunk]
 
 
 class PerWorkerOptimizers:
     """One torch optimizer per worker."""
 
-    def __init__(self, make: MakeOptimizer, flat: Flat, x: Matrix, g: Matrix) -> None:
-        self.make, self.flat, self.x, self.g = make, flat, x, g
+    def __init__(self, make_optimizer: MakeOptimizer, flat: Flat, x: Matrix, g: Matrix) -> None:
+        self.make_optimizer, self.flat, self.x, self.g = make_optimizer, flat, x, g
         self.optimizers: list[torch.optim.Optimizer] = []
         for rank in range(len(x.data)):
-            self.optimizers.append(self._fresh(rank))
+            self.optimizers.append(self._make(rank))
 
-    def _fresh(self, rank: int) -> torch.optim.Optimizer:
+    def _make(self, rank: int) -> torch.optim.Optimizer:
         parameters = [nn.Parameter(part.view(self.x.data[rank])) for part in self.flat.parts]
         for parameter, part in zip(parameters, self.flat.parts, strict=True):
             parameter.grad = part.view(self.g.data[rank])
-        return self.make(parameters)
+        return self.make_optimizer(parameters)
 
     def reset(self, rank: int) -> None:
-        self.optimizers[rank] = self._fresh(rank)
+        self.optimizers[rank] = self._make(rank)
 
-    def take_over(self, rank: int, peer: int) -> None:
+    def copy_state(self, rank: int, peer: int) -> None:
         self.reset(rank)
-        # A copy: loading a state_dict keeps its tensors.
+        # A copy, because load_state_dict keeps the tensors it is given.
         self.optimizers[rank].load_state_dict(copy.deepcopy(self.optimizers[peer].state_dict()))
 
     def apply(self, batch: Batch) -> None:
-        for rank, lr in zip(batch.rows, batch.jobs, strict=True):
+        for rank, lr in zip(batch.rows, batch.arguments, strict=True):
             optimizer = self.optimizers[rank]
             largest = max(group.setdefault("initial_lr", group["lr"]) for group in optimizer.param_groups)
             for group in optimizer.param_groups:
-                # Groups keep their proportion to each other; the schedule scales them all.
+                # The schedule scales all groups; their learning rates keep their proportions.
                 group["lr"] = lr * (group["initial_lr"] / largest if largest else 1.0)
             optimizer.step()

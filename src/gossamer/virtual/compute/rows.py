@@ -1,8 +1,8 @@
-"""Workers' vectors as rows whose operations are recorded on a tape and executed later.
+"""Workers' vectors as rows whose operations are recorded on the tape and executed later.
 
-A row is not a tensor but passes for one. The in-place operations that methods are made of (``add_``, ``sub_``,
-``mul_``, ``lerp_``, ``copy_``, ``clone``, and the sums of ``gossamer.vector_math``) are only written down. Any other
-torch function or operator first executes what is pending and then works on the real row, one worker at a time.
+A ``Row`` is not a tensor but can be used like one. The in-place operations that methods consist of (``add_``, ``sub_``,
+``mul_``, ``lerp_``, ``copy_``, ``clone``, and the sums of ``gossamer.vector_math``) are recorded. Any other torch
+function or operator flushes the tape and then works on the real row, for this worker alone.
 """
 
 from __future__ import annotations
@@ -12,35 +12,26 @@ from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from gossamer.virtual.compute.matrix import Slot
+
 if TYPE_CHECKING:
-    from gossamer.virtual.compute.tape import Matrix, Tape, VectorPool
-
-
-class Slot:
-    """Where a row lies, and the stages of the tape at which it is there to be read and free to be written."""
-
-    __slots__ = ("data", "handle", "index", "matrix", "pool", "readable", "writable")
-
-    def __init__(self, pool: VectorPool, matrix: Matrix, index: int) -> None:
-        self.pool, self.matrix, self.index, self.data = pool, matrix, index, matrix.data[index]
-        self.handle = pool.tape.executor.handle(self.data)
-        self.readable = self.writable = 0
+    from gossamer.virtual.compute.tape import Tape
 
 
 class Row:
-    """One row of a matrix: stands for a flat tensor."""
+    """A flat vector of one worker: a slot of a matrix, with the operations of a tensor."""
 
-    __slots__ = ("combine", "own", "slot", "tape")
+    __slots__ = ("combine", "detached", "slot", "tape")
 
     def __init__(self, tape: Tape, slot: Slot) -> None:
         self.tape, self.slot = tape, slot
         self.combine = tape.combine
-        """What ``gossamer.vector_math.combine`` calls."""
-        self.own: Tensor | None = None
-        """The tensor it has become, if it has no place on the tape any more."""
+        """``gossamer.vector_math.combine`` calls this."""
+        self.detached: Tensor | None = None
+        """The tensor that this row has become (``Temporary``). Operations on it are not recorded any more."""
 
     def tensor(self) -> Tensor:
-        """The real row, once everything pending has been executed."""
+        """Flush the tape and return the real row."""
         self.tape.flush()
         return self.slot.data
 
@@ -68,10 +59,10 @@ class Row:
         return self
 
     def clone(self) -> Any:
-        return self.another().copy_(self)
+        return self.temporary().copy_(self)
 
-    def another(self) -> Temporary:
-        """A row as long to keep something in for a while; its content is undefined."""
+    def temporary(self) -> Temporary:
+        """Return a new row of the same length. Its content is undefined."""
         return Temporary(self.tape, self.slot.pool.lend())
 
     def numel(self) -> int:
@@ -115,31 +106,32 @@ def _attribute(name: str) -> property:
     return property(lambda self: getattr(self.tensor(), name))
 
 
-# Whatever else a tensor has. Not by ``__getattr__``, with which Python would be slow to find what a row itself has.
+# Every other attribute of a tensor. ``__getattr__`` would do the same but slow down access to the row's own attributes.
 for _name in dir(Tensor):
     if not _name.startswith("__") and not hasattr(Row, _name):
         setattr(Row, _name, _attribute(_name))
 
 
 class Temporary(Row):
-    """A row in a slot on loan, given back when nobody holds it any more.
+    """A row in a slot that its pool lends; the slot goes back when the last reference to the row is gone.
 
-    Once somebody looks at it as a tensor it becomes one of its own, since views of it may outlive the loan.
+    A temporary row that is read as a tensor becomes a tensor of its own, because views of that tensor may outlive the
+    loan.
     """
 
     __slots__ = ()
 
     def tensor(self) -> Tensor:
-        if self.own is None:
-            self.own = super().tensor().clone()
-        return self.own
+        if self.detached is None:
+            self.detached = super().tensor().clone()
+        return self.detached
 
     def __del__(self) -> None:
         self.slot.pool.free.append(self.slot)
 
 
 def dense(value: Any) -> Any:
-    """The real tensor behind ``value`` if it is a row, else ``value``."""
+    """Return the real tensor if ``value`` is a row, else ``value``."""
     return value.tensor() if isinstance(value, Row) else value
 
 

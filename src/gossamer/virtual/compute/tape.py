@@ -1,105 +1,93 @@
-"""The tape: operations on workers' vectors, written down in the order in which they happen, executed in larger chunks.
+"""The tape: operations on workers' vectors are recorded in simulated order and executed later, in batches.
 
-Simulated time never depends on the numbers in a vector, so the cluster may run ahead of the arithmetic: an in-place
-operation on a row, a mean, a gradient, an optimizer step is only written down. When somebody looks at a row, everything
-written down is executed.
+Simulated time never depends on the numbers in a vector. The cluster can therefore run ahead of the arithmetic: an
+in-place operation on a row, a mean, a gradient, an optimizer step is only recorded. ``flush`` executes everything that
+is pending. The result is the same as if every operation had been executed at once.
 
-Gradients of many workers are to be computed together, and so are optimizer steps. The tape therefore runs in *stages*.
-Even stages are programs: small operations, executed in the order in which they were written down. Odd stages are
-batches: gradients, optimizer steps, means over all workers, that do not depend on each other. Every row remembers from
-which stage on it can be read and written; an operation goes into the earliest stage that its rows allow. Gradients
-start a new *wave* of stages: everything cheap that can run before them does, and they meet in batches as large as the
-dependencies allow.
+**Stages.** To compute the gradients of many workers together, the tape sorts operations into numbered stages and
+executes the stages in ascending order::
+
+    0         program   small operations y = keep · y + factor · v (``executor``), in the order of recording
+    1         batch     optimizer steps, means over all workers
+    2         program
+    …
+    WAVE − 1  batch     gradients: the last stage of the first wave
+    WAVE      program   the second wave begins
+    …
+
+- An *even* stage holds one program per vector length. A program runs its operations one after the other, so they may
+  depend on each other.
+- An *odd* stage holds batches: gradients, optimizer steps, means. Operations of one stage do not depend on each other,
+  so each kind is executed in one call for all its workers.
+
+Every slot remembers the first stage in which its row may be read (``readable``: after the last write) and written
+(``writable``: after the last write and the last read). An operation goes into the earliest stage that its slots allow
+and then raises those marks.
+
+**Waves.** A gradient always goes into the last stage of the earliest possible wave of ``WAVE`` stages. Everything cheap
+that can run before it does, and the gradients of all workers whose parameters are known by then are one batch. A worker
+whose next gradient depends on this one comes in the next wave.
+
+**What forces a flush.** Reading a row as a tensor: any torch function or operator that is not recorded (``rows``). An
+observation of the cluster: losses, consensus distance, evaluation. A worker that joins. More than ``PENDING_LIMIT``
+pending operations.
 """
 
 from __future__ import annotations
 
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from functools import partial
 from operator import itemgetter
 from typing import Any
 
 import torch
-from torch import Tensor
 
-from gossamer import memory
-from gossamer.flat import ALIGNMENT
 from gossamer.vector_math import Sum
-from gossamer.virtual.compute.blocks import WIDE_BYTES
-from gossamer.virtual.compute.executor import Program, TorchExecutor, executor
-from gossamer.virtual.compute.rows import Row, Slot, dense
+from gossamer.virtual.compute.executor import Program, TorchExecutor, make_executor
+from gossamer.virtual.compute.matrix import Matrix, Slot, VectorPool
+from gossamer.virtual.compute.rows import Row, dense
 
 WAVE = 1 << 20
-"""Stages from one batch of gradients to the next, which is the last of its wave; a power of two."""
+"""Stages per wave. A power of two, more than a wave ever needs."""
 
 PENDING_LIMIT = 1 << 14
-"""Operations written down before they are executed whether somebody looks or not."""
+"""Recorded operations that force a flush."""
 
 
-class NotTogether(Exception):
-    """Rows of different lengths, or one that has left the tape."""
-
-
-class Matrix:
-    """Vectors of one kind, one row per worker."""
-
-    def __init__(self, pool: VectorPool, num_rows: int) -> None:
-        tape, width = pool.tape, pool.width
-        if pool.wide and tape.device.type != "cpu":
-            # So that each of them begins where a model can work with it.
-            width += -width % (ALIGNMENT // tape.dtype.itemsize)
-        data = memory.zeros(num_rows * width, tape.dtype, tape.device).view(num_rows, width)
-        self.data: Tensor = data[:, : pool.width]
-        self.wide = pool.wide
-        self.slots: list[Slot] = [Slot(pool, self, index) for index in range(num_rows)]
-
-
-class VectorPool:
-    """All vectors of one length: what is pending among them, and slots to lend."""
-
-    def __init__(self, tape: Tape, width: int) -> None:
-        self.tape, self.width = tape, width
-        self.wide = width * tape.dtype.itemsize >= WIDE_BYTES
-        self.programs: dict[int, Program] = {}
-        """By stage."""
-        self.free: deque[Slot] = deque()
-
-    def lend(self) -> Slot:
-        """A slot whose content is undefined: the one that has been free longest."""
-        if not self.free:
-            # Long ones are made one by one, as they are needed.
-            self.free.extend(Matrix(self, 1 if self.wide else self.tape.num_workers).slots)
-        return self.free.popleft()
+class NotRecordable(Exception):
+    """An operation on rows of different lengths, or on one that has become a tensor."""
 
 
 Pending = list[Any]
-"""Slots that are to be written, each followed by what is to be done: the mini-batch of a gradient, the learning rate of
-a step. Flat, as programs are: through many small objects Python would look for garbage, again and again."""
+"""Slots to write, each followed by the argument of its operation: a gradient's mini-batch, an optimizer step's learning
+rate. Flat, as programs are."""
 
 
 class Batch:
-    """Gradients or optimizer steps of different workers, to be made together."""
+    """Gradients or optimizer steps of distinct workers, to be executed together."""
 
     def __init__(self, pending: Pending) -> None:
         slots: list[Slot] = pending[::2]
         self.target = slots[0].matrix
         self.rows = [slot.index for slot in slots]
-        self.jobs = pending[1::2]
-        self.whole = len(slots) == len(self.target.slots)
-        """All rows of the matrix are written; they are in order, so no index is needed."""
-        if self.whole:
+        """Indices of the rows of ``target`` that are written: the ranks of the workers."""
+        self.arguments = pending[1::2]
+        """For each row the number of its mini-batch, or its learning rate."""
+        self.covers_all = len(slots) == len(self.target.slots)
+        """All rows of the matrix are written. They are in order then, so no index is needed."""
+        if self.covers_all:
             order = sorted(range(len(slots)), key=self.rows.__getitem__)
             self.rows = [self.rows[k] for k in order]
-            self.jobs = [self.jobs[k] for k in order]
+            self.arguments = [self.arguments[k] for k in order]
 
 
 class Tape:
-    """Operations written down, and how they are executed."""
+    """Records operations on rows and executes them in stages."""
 
     def __init__(self, num_workers: int, dtype: torch.dtype, device: torch.device) -> None:
         self.num_workers, self.dtype, self.device = num_workers, dtype, device
-        self.executor = executor(dtype, device)
+        self.executor = make_executor(dtype, device)
         self.run_gradients: Callable[[Batch], None]
         self.run_updates: Callable[[Batch], None]
         self._pools: dict[int, VectorPool] = {}
@@ -107,24 +95,21 @@ class Tape:
         self._updates: dict[int, Pending] = defaultdict(list)
         self._means: dict[int, list[tuple[Matrix, Slot]]] = defaultdict(list)
         self._first_stage = 0
-        """Earlier ones have been executed."""
+        """All earlier stages have been executed."""
         self._num_pending = 0
 
-    def pool(self, width: int) -> VectorPool:
-        """Where the vectors of this length are."""
+    def matrix(self, width: int) -> Matrix:
+        """Return a new matrix of zeros with one row of ``width`` elements per worker."""
         pool = self._pools.get(width)
         if pool is None:
-            pool = self._pools[width] = VectorPool(self, width)
-        return pool
-
-    def matrix(self, width: int) -> Matrix:
-        """A new matrix of zeros, one row per worker."""
-        return Matrix(self.pool(width), self.num_workers)
+            pool = VectorPool(width, self.num_workers, self.dtype, self.device, self.executor)
+            self._pools[width] = pool
+        return Matrix(pool, self.num_workers)
 
     def combine(self, sums: Sequence[Sum]) -> None:
-        """Write down sums (``gossamer.vector_math``), or make them at once if not all of it is rows of one length.
+        """Record sums (``gossamer.vector_math``), or compute them at once if some term is not a row of that length.
 
-        A row that is not kept may be its own only term.
+        A row with ``keep`` 0 may be its own only term.
         """
         if self._num_pending >= PENDING_LIMIT:
             self.flush()
@@ -134,22 +119,22 @@ class Tape:
         try:
             for row, keep, terms in sums:
                 y = row.slot
-                if row.own is not None or y.pool is not pool:
-                    raise NotTogether
+                if row.detached is not None or y.pool is not pool:
+                    raise NotRecordable
                 if stage < y.writable:
                     stage = y.writable
                 written.append(y)
                 handle = y.handle
-                for number, term in terms:
+                for factor, term in terms:
                     v = term.slot
-                    if term.own is not None or v.pool is not pool:
-                        raise NotTogether
+                    if term.detached is not None or v.pool is not pool:
+                        raise NotRecordable
                     if stage < v.readable:
                         stage = v.readable
                     read.append(v)
-                    operations += (handle, v.handle, keep, number)
+                    operations += (handle, v.handle, keep, factor)
                     keep = 1.0
-        except (NotTogether, AttributeError):  # a tensor or a number has no place on a tape
+        except (NotRecordable, AttributeError):  # a tensor or a number has no slot
             _combine_now(sums)
             return
         for v in read:
@@ -165,25 +150,26 @@ class Tape:
             program += operations
 
     def mean(self, rows: list[Any]) -> Any:
-        """The mean of ``rows``: later, if all of them are rows, else at once."""
+        """Return the mean of ``rows``: recorded if all of them are rows on the tape, else computed at once."""
         first = rows[0]
         if len(rows) == 1:
             return first.clone()
-        if not all(isinstance(row, Row) and row.own is None for row in rows):
+        if not all(isinstance(row, Row) and row.detached is None for row in rows):
             total = dense(first).clone()
             for row in rows[1:]:
                 total += dense(row)
             return total.div_(len(rows))
-        out, matrix = first.another(), first.slot.matrix
+        out, matrix = first.temporary(), first.slot.matrix
         if [row.slot for row in rows] == matrix.slots:
-            self._mean_of_all(matrix, out.slot)
+            self._record_mean(matrix, out.slot)
             return out
         out.copy_(first)
         for row in rows[1:]:
             out.add_(row)
         return out.mul_(1 / len(rows))
 
-    def _mean_of_all(self, matrix: Matrix, out: Slot) -> None:
+    def _record_mean(self, matrix: Matrix, out: Slot) -> None:
+        """Record the mean of all rows of ``matrix``."""
         stage = max(self._first_stage, out.writable, max(slot.readable for slot in matrix.slots)) + 1
         self._num_pending += 1
         out.readable = out.writable = stage + 1
@@ -191,8 +177,8 @@ class Tape:
             slot.writable = max(slot.writable, stage + 1)
         self._means[stage].append((matrix, out))
 
-    def gradient(self, row: Row, job: Any) -> None:
-        """Write down that ``row`` holds a point now and shall hold the gradient there."""
+    def gradient(self, row: Row, mini_batch: int) -> None:
+        """Record that the parameters in ``row`` are replaced by the gradient there."""
         slot = row.slot
         ready = slot.writable
         if ready < self._first_stage:
@@ -200,10 +186,10 @@ class Tape:
         stage = ready | WAVE - 1
         slot.readable = slot.writable = stage + 1
         self._num_pending += 1
-        self._gradients[stage] += (slot, job)
+        self._gradients[stage] += (slot, mini_batch)
 
     def update(self, row: Row, gradient: Row, lr: float) -> None:
-        """Write down one optimizer step on ``row`` with ``gradient``."""
+        """Record one optimizer step on ``row`` with ``gradient``."""
         x, g = row.slot, gradient.slot
         ready = x.writable
         if ready < g.readable:
@@ -218,7 +204,7 @@ class Tape:
         self._updates[stage] += (x, lr)
 
     def flush(self) -> None:
-        """Execute everything written down."""
+        """Execute everything that is pending."""
         if not self._num_pending:
             return
         stages = self._take_stages()
@@ -226,7 +212,7 @@ class Tape:
             run()
 
     def _take_stages(self) -> list[tuple[int, Callable[[], None]]]:
-        """Everything written down, and when it is to run; nothing is pending any more."""
+        """Remove everything that is pending from the tape and return it, with the number of its stage."""
         pools = [pool for pool in self._pools.values() if pool.programs]
         runs = self.executor.load([(program, pool.width) for pool in pools for program in pool.programs.values()])
         stages = list(zip((stage for pool in pools for stage in pool.programs), runs, strict=True))
@@ -243,8 +229,8 @@ class Tape:
 def _combine_now(sums: Sequence[Sum]) -> None:
     operations: Program = []
     for vector, keep, terms in sums:
-        for number, term in terms:
-            operations += (dense(vector), dense(term), keep, number)
+        for factor, term in terms:
+            operations += (dense(vector), dense(term), keep, factor)
             keep = 1.0
     TorchExecutor().run(operations)
 

@@ -1,10 +1,10 @@
-"""The two clocks of the virtual cluster: how long things take, and when neighbours meet.
+"""The two clocks of the virtual cluster: how long gradients and messages take.
 
-``ideal`` is the papers' model. Gradients and exchanges are Poisson processes, one gradient per worker and unit of time
-in expectation; both are instantaneous. A method whose workers wait for each other makes one round per unit.
+``ideal`` is the papers' model. Gradients and exchanges are Poisson processes and take no time; the unit of time is the
+expected time between two gradients of a worker. A method in lockstep makes one step per unit.
 
-``hardware`` takes times from a description of the machines: gradients take their compute time from the parameters they
-started with, messages take their way over shared network cards.
+``hardware`` takes times, in seconds, from a description of the machines. A gradient is evaluated at the parameters that
+the worker had when it began. Messages travel through shared NICs.
 """
 
 from __future__ import annotations
@@ -18,21 +18,21 @@ import numpy as np
 
 from gossamer.hardware import ComputeTimes, HardwareConfig, NodeLayout
 from gossamer.seeds import exponentials, in_blocks
-from gossamer.topology import Topology
 from gossamer.virtual.sim.event_queue import EventQueue
 from gossamer.virtual.sim.network import Network
 
 OnDone = Callable[[float], None]
+"""``on_done(time)`` is called when a communication ends."""
 
 
 class Clock(Protocol):
-    """How long things take."""
+    """How long gradients and messages take. Communications call ``done(time)`` when they end."""
 
     instantaneous: bool
-    """Gradients are taken at the moment they are applied, and messages arrive at once."""
+    """Gradients and messages take no time: a gradient is evaluated at the moment at which it is applied."""
 
     def gradient_times(self, rank: int, rng: np.random.Generator) -> Iterator[float]:
-        """How long the gradients of this worker take (or how long it is until they strike)."""
+        """Yield the times of this worker's gradients (on the ideal clock, the times between them)."""
 
     def mean_gradient_time(self, rank: int) -> float: ...
 
@@ -66,7 +66,7 @@ class IdealClock:
 
 
 class HardwareClock:
-    """The clock of described machines."""
+    """The clock of machines that ``HardwareConfig`` describes."""
 
     instantaneous = False
 
@@ -80,27 +80,3 @@ class HardwareClock:
 
     def mean_gradient_time(self, rank: int) -> float:
         return self.compute.mean(rank)
-
-
-class Edges:
-    """Edges that fire as independent Poisson processes of rates λ_ij, drawn in blocks."""
-
-    BLOCK = 4096
-
-    def __init__(self, topology: Topology, rate: float, rng: np.random.Generator) -> None:
-        self.edges = topology.edges
-        rates = topology.rates(rate)
-        self.total = float(rates.sum())
-        self.cumulative = np.cumsum(rates) / self.total if self.total else rates
-        self.rng = rng
-        self._gaps: list[float] = []
-        self._ends: list[list[int]] = []
-
-    def draw(self) -> tuple[float, int, int]:
-        """The time to the next spike, and the two workers it joins."""
-        if not self._gaps:
-            self._gaps = (self.rng.standard_exponential(self.BLOCK) / self.total).tolist()
-            chosen = np.searchsorted(self.cumulative, self.rng.random(self.BLOCK), side="right")
-            self._ends = self.edges[np.minimum(chosen, len(self.edges) - 1)].tolist()
-        a, b = self._ends.pop()
-        return self._gaps.pop(), a, b

@@ -1,4 +1,7 @@
-"""What workers exchange: vectors in pairs, means and gatherings of many. Who sends how much, and when it is there."""
+"""Simulated communication: exchanges of two workers, means and gathers of many.
+
+Counts what every worker sends, asks the clock how long it takes, and delivers the answers.
+"""
 
 from __future__ import annotations
 
@@ -12,15 +15,20 @@ from gossamer.virtual.compute.rows import dense
 from gossamer.virtual.compute.tape import Tape
 from gossamer.virtual.sim.clock import Clock, OnDone
 from gossamer.virtual.sim.event_queue import MESSAGE, EventQueue
-from gossamer.virtual.sim.rendezvous import Rendezvous, RendezvousTable
+from gossamer.virtual.sim.rendezvous import OnAnswer, Rendezvous, RendezvousTable
 from gossamer.virtual.sim.virtual_worker import Coroutine, VirtualWorker
 
-Merge = Callable[[Coroutine, int, Any], None]
-"""``merge(coroutine, since_step, answer)`` gives a method what it waited for, since it had made so many steps."""
+Deliver = Callable[[Coroutine, int, Any], None]
+"""``deliver(coroutine, since_step, answer)`` resumes a coroutine that has waited for ``answer`` since that step."""
+
+PendingSwap = tuple[Coroutine, Swap, int]
+"""The coroutine that waits, what it sends, and the worker's step when it began to wait."""
+
+Contribution = tuple[VirtualWorker, Mean | Gather, OnAnswer]
 
 
 class SimulatedExchanges:
-    """The exchanges of all workers."""
+    """The communication of all workers."""
 
     def __init__(
         self,
@@ -29,24 +37,24 @@ class SimulatedExchanges:
         clock: Clock,
         tape: Tape,
         recorder: Recorder | None,
-        merge: Merge,
+        deliver: Deliver,
     ) -> None:
-        self.queue, self.clock, self.tape, self.recorder, self.merge = queue, clock, tape, recorder, merge
-        self.meetings = RendezvousTable(workers, self._hold)
+        self.queue, self.clock, self.tape, self.recorder, self.deliver = queue, clock, tape, recorder, deliver
+        self.rendezvous = RendezvousTable(workers, self._run_collective)
         self.count = 0
-        """How many there were; one of many workers counts once."""
-        self._swaps: dict[tuple[int, int], tuple[Coroutine, Swap, int]] = {}
-        """Who wants to swap with whom: its coroutine, what it sends, and its step then."""
+        """Exchanges so far; a collective of many workers counts once."""
+        self._swaps: dict[tuple[int, int], PendingSwap] = {}
+        """By the rank of the sender and of its peer."""
 
-    def forget(self, rank: int) -> list[Coroutine]:
-        """A worker died; returns who waits for its vector."""
+    def remove(self, rank: int) -> list[Coroutine]:
+        """Drop the swaps of a worker that died. Return the coroutines that wait for its vector."""
         involved = {pair: coroutine for pair, (coroutine, _, _) in self._swaps.items() if rank in pair}
         for pair in involved:
             del self._swaps[pair]
-        return [coroutine for (waiting, _), coroutine in involved.items() if waiting != rank]
+        return [coroutine for (sender, _), coroutine in involved.items() if sender != rank]
 
     def swap(self, coroutine: Coroutine, swap: Swap) -> None:
-        """A worker sends its vector, and waits for that of its peer, who is alive."""
+        """Send the vector of a worker to its peer, which is alive, once the peer sends its own."""
         rank, peer = coroutine.worker.rank, swap.peer
         other = self._swaps.get((peer, rank))
         own = self._swaps[rank, peer] = (coroutine, swap, coroutine.worker.step)
@@ -55,58 +63,59 @@ class SimulatedExchanges:
         size, began = swap.vector.nbytes, self.queue.now
         coroutine.worker.bytes_sent += size
         other[0].worker.bytes_sent += size
-        self.clock.swap(began, rank, peer, size, partial(self._swapped, first=other, second=own, began=began))
+        self.clock.swap(began, rank, peer, size, partial(self._finish_swap, first=other, second=own, began=began))
 
-    def _swapped(
-        self, now: float, first: tuple[Coroutine, Swap, int], second: tuple[Coroutine, Swap, int], began: float
-    ) -> None:
+    def _finish_swap(self, now: float, first: PendingSwap, second: PendingSwap, began: float) -> None:
         (one, sent_one, step_one), (two, sent_two, step_two) = first, second
         a, b = one.worker.rank, two.worker.rank
         if self._swaps.get((a, b)) is not first or self._swaps.get((b, a)) is not second:
-            return  # one of them died meanwhile
+            return  # a worker died in the meantime
         del self._swaps[a, b], self._swaps[b, a]
         one.worker.exchanges += 1
         two.worker.exchanges += 1
         self.count += 1
         if self.recorder is not None:
             self.recorder.exchanged((a, b), began, now, sent_one.vector.nbytes)
-        self.merge(one, step_one, sent_two.vector)
-        self.merge(two, step_two, sent_one.vector)
+        self.deliver(one, step_one, sent_two.vector)
+        self.deliver(two, step_two, sent_one.vector)
 
-    def _hold(self, meeting: Rendezvous) -> None:
-        """Everybody expected has come: do what they came for."""
-        came = [meeting.came[rank] for rank in sorted(meeting.came)]
-        members = tuple(worker.rank for worker, _, _ in came)
+    def _run_collective(self, rendezvous: Rendezvous) -> None:
+        """Compute the mean or the gather of those who arrived, and answer when the network is done."""
+        contributions = [rendezvous.arrived[rank] for rank in sorted(rendezvous.arrived)]
+        members = tuple(worker.rank for worker, _, _ in contributions)
         answer: Any
-        if isinstance(came[0][1], Mean):
-            vectors = [effect.vector for _, effect, _ in came if isinstance(effect, Mean)]
+        if isinstance(contributions[0][1], Mean):
+            vectors = [effect.vector for _, effect, _ in contributions if isinstance(effect, Mean)]
             answer, transfer = self.tape.mean(vectors), self.clock.mean
             size, share = vectors[0].nbytes, 2 * (len(members) - 1) / len(members)
         else:
-            answer = [tuple(map(dense, effect.tensors)) for _, effect, _ in came if isinstance(effect, Gather)]
+            answer = [tuple(map(dense, effect.tensors)) for _, effect, _ in contributions if isinstance(effect, Gather)]
             transfer = self.clock.gather
             size, share = sum(tensor.nbytes for tensor in answer[0]), len(members) - 1
-        if len(members) > 1:
-            for worker, _, _ in came:
-                worker.bytes_sent += round(share * size)
-                worker.exchanges += 1
-            self.count += 1
-            done = partial(self._held, came=came, answer=answer)
-            if self.recorder is not None:
-                done = partial(self._told, done, members, self.queue.now, round(share * size))
-            transfer(self.queue.now, members, size, done)
-        else:
-            self._held(self.queue.now, came, answer)
+        if len(members) == 1:
+            self._schedule_answer(self.queue.now, contributions, answer)
+            return
+        for worker, _, _ in contributions:
+            worker.bytes_sent += round(share * size)
+            worker.exchanges += 1
+        self.count += 1
+        done: OnDone = partial(self._schedule_answer, contributions=contributions, answer=answer)
+        if self.recorder is not None:
+            done = partial(self._record_collective, self.recorder, done, members, self.queue.now, round(share * size))
+        transfer(self.queue.now, members, size, done)
 
-    def _held(self, now: float, came: list[Any], answer: Any) -> None:
-        self.queue.schedule(now, MESSAGE, self._answer, came, answer)
+    def _schedule_answer(self, now: float, contributions: list[Contribution], answer: Any) -> None:
+        self.queue.schedule(now, MESSAGE, self._answer, contributions, answer)
 
-    def _told(self, done: OnDone, members: tuple[int, ...], began: float, sent_bytes: int, now: float) -> None:
-        assert self.recorder is not None
-        self.recorder.exchanged(members, began, now, sent_bytes)
+    @staticmethod
+    def _record_collective(
+        recorder: Recorder, done: OnDone, members: tuple[int, ...], began: float, sent_bytes: int, now: float
+    ) -> None:
+        recorder.exchanged(members, began, now, sent_bytes)
         done(now)
 
-    def _answer(self, now: float, came: list[Any], answer: Any) -> None:
-        for worker, _, give in came:
+    @staticmethod
+    def _answer(now: float, contributions: list[Contribution], answer: Any) -> None:
+        for worker, _, on_answer in contributions:
             if worker.alive:
-                give(answer)
+                on_answer(answer)

@@ -1,9 +1,11 @@
-"""Messages that take time: flows that share network cards.
+"""A network in which messages take time: flows that share network interfaces (NICs).
 
-A node's card carries ``link`` bytes per second each way, shared evenly by the flows that use it at the same time; a
-flow moves at the pace of its most crowded card. Inside a node each worker has a port of its own. A ring all-reduce
-over m workers puts 2(m−1)/m of the vector through every card in 2(m−1) latencies, a ring all-gather m−1 messages in
-m−1 latencies; workers of one node sit side by side in the ring, so a card carries it once.
+The NIC of a node carries ``link`` bytes per second in each direction and shares them equally among its flows. A flow
+runs at the rate of its most crowded NIC. Inside a node each worker has a NIC of its own.
+
+A ring all-reduce over m workers sends 2(m−1)/m of the vector through every NIC and takes 2(m−1) latencies. A ring
+all-gather sends m−1 messages and takes m−1 latencies. Workers of one node are neighbours in the ring, so it passes
+through each node's NIC once.
 """
 
 from __future__ import annotations
@@ -18,42 +20,46 @@ from gossamer.virtual.sim.event_queue import MESSAGE, EventQueue
 
 
 class Flow:
-    """One transfer under way."""
+    """One transfer in flight: ``bytes_left`` at time ``since``, running at ``rate`` bytes per second.
 
-    __slots__ = ("cap", "cards", "done", "latency", "left", "rate", "since", "version")
+    ``version`` goes up with every change of the rate. The event that ends a flow is stale if its version is older.
+    """
 
-    def __init__(self, cards: tuple[int, ...], size_bytes: float, cap: float, latency: float, done: Any) -> None:
-        self.cards, self.left, self.cap, self.latency, self.done = cards, size_bytes, cap, latency, done
+    __slots__ = ("bytes_left", "done", "latency", "max_rate", "nics", "rate", "since", "version")
+
+    def __init__(self, nics: tuple[int, ...], size_bytes: float, max_rate: float, latency: float, done: Any) -> None:
+        self.nics, self.bytes_left, self.max_rate, self.latency, self.done = nics, size_bytes, max_rate, latency, done
         self.rate, self.since, self.version = 0.0, 0.0, 0
 
 
 class Network:
-    """The cards of all nodes and the flows that share them."""
+    """The NICs of all nodes and workers, and the flows that share them. Calls ``done(time)`` when a transfer ends."""
 
     def __init__(self, layout: NodeLayout, num_workers: int, queue: EventQueue) -> None:
         self.layout, self.queue = layout, queue
-        # Cards of nodes first, then the ports of workers.
-        self.speed = [layout.between.bytes_per_s] * layout.num_nodes + [layout.inside.bytes_per_s] * num_workers
-        self.users: list[dict[Flow, None]] = [{} for _ in self.speed]
-        self._ways: dict[tuple[int, int], tuple[tuple[int, ...], float, float]] = {}
-        """The cards, the speed and the latency between two workers."""
+        # The NICs of nodes first, then those of workers inside their node.
+        self.capacity = [layout.between.bytes_per_s] * layout.num_nodes + [layout.inside.bytes_per_s] * num_workers
+        self.flows: list[dict[Flow, None]] = [{} for _ in self.capacity]
+        """The flows of each NIC. Dictionaries, so that their order is fixed."""
+        self._routes: dict[tuple[int, int], tuple[tuple[int, ...], float, float]] = {}
+        """NICs, bandwidth and latency between two workers."""
 
     def swap(self, now: float, a: int, b: int, size_bytes: float, done: Callable[[float], None]) -> None:
-        """Both ways at once between two workers; calls ``done(time)`` in the end."""
-        way = self._ways.get((a, b))
-        if way is None:
+        """Send ``size_bytes`` in both directions between two workers."""
+        route = self._routes.get((a, b))
+        if route is None:
             link = self.layout.link(a, b)
-            way = self._ways[a, b] = (self._cards((a, b)), link.bytes_per_s, link.latency_s)
-        cards, cap, latency = way
-        self._start(now, Flow(cards, size_bytes, cap, latency, done))
+            route = self._routes[a, b] = (self._nics((a, b)), link.bytes_per_s, link.latency_s)
+        nics, max_rate, latency = route
+        self._start(now, Flow(nics, size_bytes, max_rate, latency, done))
 
     def mean(self, now: float, members: tuple[int, ...], size_bytes: float, done: Callable[[float], None]) -> None:
-        """A ring all-reduce over ``members``."""
+        """Run a ring all-reduce over ``members``."""
         rounds = 2 * (len(members) - 1)
         self._collective(now, members, rounds, rounds / len(members) * size_bytes, done)
 
     def gather(self, now: float, members: tuple[int, ...], size_bytes: float, done: Callable[[float], None]) -> None:
-        """A ring all-gather over ``members``."""
+        """Run a ring all-gather over ``members``."""
         rounds = len(members) - 1
         self._collective(now, members, rounds, rounds * size_bytes, done)
 
@@ -61,11 +67,11 @@ class Network:
         self, now: float, members: tuple[int, ...], rounds: int, size_bytes: float, done: Callable[[float], None]
     ) -> None:
         links = [self.layout.link(a, b) for a, b in zip(members, members[1:] + members[:1], strict=True)]
-        cap = min(link.bytes_per_s for link in links)
+        max_rate = min(link.bytes_per_s for link in links)
         latency = rounds * max(link.latency_s for link in links)
-        self._start(now, Flow(self._cards(members), size_bytes, cap, latency, done))
+        self._start(now, Flow(self._nics(members), size_bytes, max_rate, latency, done))
 
-    def _cards(self, members: tuple[int, ...]) -> tuple[int, ...]:
+    def _nics(self, members: tuple[int, ...]) -> tuple[int, ...]:
         nodes = {self.layout.node(rank) for rank in members}
         if len(nodes) > 1:
             return tuple(nodes)
@@ -74,40 +80,40 @@ class Network:
     def _start(self, now: float, flow: Flow) -> None:
         flow.since = now
         others = self._sharing(flow)
-        for card in flow.cards:
-            self.users[card][flow] = None
-        self._pace(now, (*others, flow))
+        for nic in flow.nics:
+            self.flows[nic][flow] = None
+        self._set_rates(now, (*others, flow))
 
     def _finish(self, now: float, flow: Flow, version: int) -> None:
         if flow.version != version:
             return
-        for card in flow.cards:
-            del self.users[card][flow]
+        for nic in flow.nics:
+            del self.flows[nic][flow]
         others = self._sharing(flow)
         if others:
-            self._pace(now, others)
+            self._set_rates(now, others)
         self.queue.schedule(now + flow.latency, MESSAGE, flow.done)
 
     def _sharing(self, flow: Flow) -> Iterable[Flow]:
-        """All that use the cards of this flow, in a fixed order."""
-        for card in flow.cards:
-            if self.users[card]:
-                return dict.fromkeys(itertools.chain.from_iterable(self.users[each] for each in flow.cards))
+        """Return all flows on the NICs of ``flow``, in a fixed order."""
+        for nic in flow.nics:
+            if self.flows[nic]:
+                return dict.fromkeys(itertools.chain.from_iterable(self.flows[nic] for nic in flow.nics))
         return ()
 
-    def _pace(self, now: float, flows: Iterable[Flow]) -> None:
-        """Give each flow its share of its cards from now on."""
-        speed, users = self.speed, self.users
+    def _set_rates(self, now: float, flows: Iterable[Flow]) -> None:
+        """Give each flow its share of its NICs from now on, and schedule its end anew if the share has changed."""
+        capacity, flows_of = self.capacity, self.flows
         for flow in flows:
-            pace = flow.cap
-            for card in flow.cards:
-                share = speed[card] / len(users[card])
-                if share < pace:
-                    pace = share
-            if pace == flow.rate:
+            rate = flow.max_rate
+            for nic in flow.nics:
+                share = capacity[nic] / len(flows_of[nic])
+                if share < rate:
+                    rate = share
+            if rate == flow.rate:
                 continue
-            flow.left = max(0.0, flow.left - flow.rate * (now - flow.since))
-            flow.since, flow.rate = now, pace
+            flow.bytes_left = max(0.0, flow.bytes_left - flow.rate * (now - flow.since))
+            flow.since, flow.rate = now, rate
             flow.version += 1
-            left_s = 0.0 if math.isinf(pace) else flow.left / pace
-            self.queue.schedule(now + left_s, MESSAGE, self._finish, flow, flow.version)
+            seconds_left = 0.0 if math.isinf(rate) else flow.bytes_left / rate
+            self.queue.schedule(now + seconds_left, MESSAGE, self._finish, flow, flow.version)

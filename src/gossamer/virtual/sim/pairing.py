@@ -1,8 +1,8 @@
-"""Who exchanges with whom.
+"""Pairing: which two neighbours exchange next, and when.
 
-On the ideal clock an edge's own Poisson process says so. On the hardware clock each worker becomes ready at moments
-drawn with exponential gaps, ``rate`` per gradient of its own on average, and pairs with a neighbour that is ready too:
-the one that has waited longest. A worker that finds nobody waits to be found and goes on training.
+On the ideal clock, every edge of the topology fires as a Poisson process of its own. On the hardware clock, each
+worker becomes ready at random moments, on average ``rate`` times per gradient, and pairs with the neighbour that has
+been ready longest. A worker that finds no ready neighbour stays ready until a neighbour finds it, and goes on training.
 """
 
 from __future__ import annotations
@@ -12,103 +12,132 @@ from collections.abc import Callable
 import numpy as np
 
 from gossamer.topology import Topology
-from gossamer.virtual.sim.clock import Edges
 from gossamer.virtual.sim.event_queue import MESSAGE, EventQueue
 from gossamer.virtual.sim.virtual_worker import Coroutine
 
-Meet = Callable[[Coroutine, Coroutine], None]
+OnPair = Callable[[Coroutine, Coroutine], None]
+"""Called with the coroutines of two neighbours that are to exchange."""
 
-MAX_ARREARS = 2.0
-"""SimulatedExchanges a worker may catch up on after it found no partner for a while."""
+MAX_BACKLOG = 2.0
+"""Exchanges that a worker may catch up on after a time without a ready neighbour."""
+
+
+class PoissonEdges:
+    """Edges that fire as independent Poisson processes of rates λ_ij, drawn in blocks."""
+
+    BLOCK = 4096
+
+    def __init__(self, topology: Topology, rate: float, rng: np.random.Generator) -> None:
+        self.edges = topology.edges
+        rates = topology.rates(rate)
+        self.total_rate = float(rates.sum())
+        self.cumulative = np.cumsum(rates) / self.total_rate if self.total_rate else rates
+        self.rng = rng
+        self._gaps: list[float] = []
+        self._edges: list[list[int]] = []
+
+    def draw(self) -> tuple[float, int, int]:
+        """Return the time until the next edge fires, and its two workers."""
+        if not self._gaps:
+            self._gaps = (self.rng.standard_exponential(self.BLOCK) / self.total_rate).tolist()
+            chosen = np.searchsorted(self.cumulative, self.rng.random(self.BLOCK), side="right")
+            self._edges = self.edges[np.minimum(chosen, len(self.edges) - 1)].tolist()
+        a, b = self._edges.pop()
+        return self._gaps.pop(), a, b
 
 
 class PoissonPairing:
-    """Edges that fire by themselves."""
+    """Pairs the two workers of an edge whenever the edge fires and both wait for a peer."""
 
-    def __init__(self, topology: Topology, queue: EventQueue, meet: Meet, rng: np.random.Generator) -> None:
-        self.topology, self.queue, self.meet, self.rng = topology, queue, meet, rng
-        self.generator: dict[int, Coroutine] = {}
-        self.edges: Edges | None = None
+    def __init__(self, topology: Topology, queue: EventQueue, on_pair: OnPair, rng: np.random.Generator) -> None:
+        self.topology, self.queue, self.on_pair, self.rng = topology, queue, on_pair, rng
+        self.waiting: dict[int, Coroutine] = {}
+        self.edges: PoissonEdges | None = None
         self.stopped = False
 
     def stop(self) -> None:
-        """No more exchanges."""
+        """Pair nobody any more."""
         self.stopped = True
 
-    def ask(self, now: float, coroutine: Coroutine, rate: float) -> None:
-        self.generator[coroutine.worker.rank] = coroutine
+    def request(self, now: float, coroutine: Coroutine, rate: float) -> None:
+        """Find a peer for this worker, at ``rate`` exchanges per gradient."""
+        self.waiting[coroutine.worker.rank] = coroutine
         if self.edges is None and self.topology.num_edges:
-            self.edges = Edges(self.topology, rate, self.rng)
+            self.edges = PoissonEdges(self.topology, rate, self.rng)
             self._schedule(now)
 
-    def forget(self, rank: int) -> None:
-        self.generator.pop(rank, None)
+    def remove(self, rank: int) -> None:
+        """Drop the request of this worker."""
+        self.waiting.pop(rank, None)
 
     def _schedule(self, now: float) -> None:
         assert self.edges is not None
         gap, a, b = self.edges.draw()
-        self.queue.schedule(now + gap, MESSAGE, self._spike, a, b)
+        self.queue.schedule(now + gap, MESSAGE, self._fire, a, b)
 
-    def _spike(self, now: float, a: int, b: int) -> None:
+    def _fire(self, now: float, a: int, b: int) -> None:
         if self.stopped:
             return
         self._schedule(now)
-        if a in self.generator and b in self.generator:
-            self.meet(self.generator.pop(a), self.generator.pop(b))
+        if a in self.waiting and b in self.waiting:
+            self.on_pair(self.waiting.pop(a), self.waiting.pop(b))
 
 
 class ReadyPairing:
-    """Workers that become ready at their own pace."""
+    """Pairs workers that become ready at their own pace."""
 
-    def __init__(self, topology: Topology, queue: EventQueue, meet: Meet) -> None:
-        self.topology, self.queue, self.meet = topology, queue, meet
+    def __init__(self, topology: Topology, queue: EventQueue, on_pair: OnPair) -> None:
+        self.topology, self.queue, self.on_pair = topology, queue, on_pair
         self.waiting: dict[int, tuple[int, Coroutine]] = {}
-        """Ready workers with the number of their wait, the longest-waiting first."""
+        """Ready workers with the sequence number of their wait, the longest-waiting first."""
         self.due: dict[int, float] = {}
+        """When each worker became, or becomes, ready for its latest exchange."""
         self._num_waits = 0
         self._neighbours: dict[int, tuple[int, ...]] = {}
         self._complete = topology.num_edges == topology.workers * (topology.workers - 1) // 2
         self.stopped = False
 
     def stop(self) -> None:
-        """No more exchanges."""
+        """Pair nobody any more."""
         self.stopped = True
 
-    def ask(self, now: float, coroutine: Coroutine, rate: float) -> None:
+    def request(self, now: float, coroutine: Coroutine, rate: float) -> None:
+        """Find a peer for this worker, at ``rate`` exchanges per gradient."""
         worker = coroutine.worker
-        rank, unit = worker.rank, worker.mean_gradient_time / rate
-        due = self.due.get(rank, now) + unit * next(worker.pairing_gaps)
-        due = max(due, now - MAX_ARREARS * unit)
+        rank, mean_gap = worker.rank, worker.mean_gradient_time / rate
+        due = self.due.get(rank, now) + mean_gap * next(worker.pairing_gaps)
+        due = max(due, now - MAX_BACKLOG * mean_gap)
         self.due[rank] = due
         self.queue.schedule(due if due > now else now, MESSAGE, self._ready, coroutine)
 
-    def forget(self, rank: int) -> None:
+    def remove(self, rank: int) -> None:
+        """Drop the request of this worker."""
         self.waiting.pop(rank, None)
         self.due.pop(rank, None)
 
     def _ready(self, now: float, coroutine: Coroutine) -> None:
-        if coroutine.over or self.stopped:
+        if coroutine.ended or self.stopped:
             return
         rank = coroutine.worker.rank
-        partner = self._partner(rank)
-        if partner is None:
+        peer = self._find_peer(rank)
+        if peer is None:
             self._num_waits += 1
             self.waiting[rank] = (self._num_waits, coroutine)
         else:
-            del self.waiting[partner.worker.rank]
-            self.meet(partner, coroutine)
+            del self.waiting[peer.worker.rank]
+            self.on_pair(peer, coroutine)
 
-    def _partner(self, rank: int) -> Coroutine | None:
-        """The neighbour that has waited longest."""
+    def _find_peer(self, rank: int) -> Coroutine | None:
+        """Return the ready neighbour that has waited longest."""
         if self._complete:
             longest = next(iter(self.waiting.values()), None)
             return None if longest is None else longest[1]
         neighbours = self._neighbours.get(rank)
         if neighbours is None:
             neighbours = self._neighbours[rank] = tuple(self.topology.neighbours(rank))
-        waiting, found, since = self.waiting, None, self._num_waits + 1
-        for other in neighbours:
-            ready = waiting.get(other)
+        waiting, peer, since = self.waiting, None, self._num_waits + 1
+        for neighbour in neighbours:
+            ready = waiting.get(neighbour)
             if ready is not None and ready[0] < since:
-                since, found = ready
-        return found
+                since, peer = ready
+        return peer

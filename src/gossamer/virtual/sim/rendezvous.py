@@ -1,7 +1,8 @@
-"""Averagings and gatherings: workers that meet in one communication of many.
+"""Rendezvous: the workers that take part in one round of a collective (``Mean`` or ``Gather``) wait for each other.
 
-A meeting is open until every worker that is expected has come: every member alive that has not been past this round
-already. One that dies is not waited for any more; one that joins is expected from the round on that it starts with.
+A rendezvous is complete when every expected worker has arrived. Expected is a member that is alive and whose last round
+of this topic is an earlier one. A worker that dies is not expected any more. A worker that joins takes over its peer's
+last rounds, so it is expected from the peer's next round on.
 """
 
 from __future__ import annotations
@@ -12,73 +13,74 @@ from typing import Any
 from gossamer.effects import Gather, Mean
 from gossamer.virtual.sim.virtual_worker import VirtualWorker
 
-Answer = Callable[[Any], None]
+OnAnswer = Callable[[Any], None]
+"""Called with the result of the collective."""
 
 
 class Rendezvous:
-    """One round of one topic, and who has come to it."""
+    """One round of one topic, and the workers that have arrived."""
 
     def __init__(self, topic: str, round: int, members: tuple[VirtualWorker, ...]) -> None:
         self.topic, self.round, self.members = topic, round, members
-        self.came: dict[int, tuple[VirtualWorker, Mean | Gather, Answer]] = {}
-        self.missing = 0
-        self.recount()
+        self.arrived: dict[int, tuple[VirtualWorker, Mean | Gather, OnAnswer]] = {}
+        self.num_missing = 0
+        self.count_missing()
 
-    def recount(self) -> None:
-        """Count who is still expected."""
-        self.missing = sum(
-            worker.alive and worker.rank not in self.came and worker.contributed.get(self.topic, -1) < self.round
+    def count_missing(self) -> None:
+        """Count the expected workers that have not arrived."""
+        self.num_missing = sum(
+            worker.alive and worker.rank not in self.arrived and worker.last_rounds.get(self.topic, -1) < self.round
             for worker in self.members
         )
 
-    def add(self, worker: VirtualWorker, effect: Mean | Gather, answer: Answer) -> None:
-        # One that joined takes over how far its peer was, so it may come without being waited for.
-        expected = worker.rank not in self.came and worker.contributed.get(self.topic, -1) < self.round
-        self.came[worker.rank] = (worker, effect, answer)
-        worker.contributed[self.topic] = self.round
-        self.missing -= expected
+    def add(self, worker: VirtualWorker, effect: Mean | Gather, on_answer: OnAnswer) -> None:
+        # A worker that joined with its peer's last rounds may arrive without being expected.
+        expected = worker.rank not in self.arrived and worker.last_rounds.get(self.topic, -1) < self.round
+        self.arrived[worker.rank] = (worker, effect, on_answer)
+        worker.last_rounds[self.topic] = self.round
+        self.num_missing -= expected
 
-    def leave(self, rank: int) -> None:
-        """A worker died: what it brought does not count, and it is not waited for."""
-        self.came.pop(rank, None)
-        self.recount()
+    def remove(self, rank: int) -> None:
+        """Drop the contribution of a worker that died."""
+        self.arrived.pop(rank, None)
+        self.count_missing()
 
 
 class RendezvousTable:
-    """All meetings that are open."""
+    """All open rendezvous. Calls ``complete(rendezvous)`` when one is complete."""
 
-    def __init__(self, workers: list[VirtualWorker], hold: Callable[[Rendezvous], None]) -> None:
-        self.workers, self.hold = workers, hold
+    def __init__(self, workers: list[VirtualWorker], complete: Callable[[Rendezvous], None]) -> None:
+        self.workers, self.complete = workers, complete
         self.open: dict[tuple[str, int, tuple[int, ...] | None], Rendezvous] = {}
 
-    def come(self, worker: VirtualWorker, effect: Mean | Gather, answer: Answer) -> None:
-        """``worker`` brings its part; the meeting is held once everybody is there."""
+    def arrive(self, worker: VirtualWorker, effect: Mean | Gather, on_answer: OnAnswer) -> None:
+        """Add the contribution of ``worker`` to its rendezvous."""
         group = effect.group if isinstance(effect, Mean) else None
         key = (effect.topic, effect.round, group)
-        meeting = self.open.get(key)
-        if meeting is None:
+        rendezvous = self.open.get(key)
+        if rendezvous is None:
             members = tuple(self.workers) if group is None else tuple(self.workers[rank] for rank in group)
-            meeting = self.open[key] = Rendezvous(effect.topic, effect.round, members)
-        meeting.add(worker, effect, answer)
-        if meeting.missing <= 0:
+            rendezvous = self.open[key] = Rendezvous(effect.topic, effect.round, members)
+        rendezvous.add(worker, effect, on_answer)
+        if rendezvous.num_missing <= 0:
             del self.open[key]
-            self.hold(meeting)
+            self.complete(rendezvous)
 
-    def changed(self, left: int | None = None) -> None:
-        """Somebody left or joined: hold what nobody is waited for any more."""
-        for key, meeting in list(self.open.items()):
+    def on_membership_change(self, left: int | None = None) -> None:
+        """Complete every rendezvous that waits for nobody any more, after worker ``left`` died or another joined."""
+        for key, rendezvous in list(self.open.items()):
             if left is None:
-                meeting.recount()
+                rendezvous.count_missing()
             else:
-                meeting.leave(left)
-            if meeting.missing <= 0:
+                rendezvous.remove(left)
+            if rendezvous.num_missing <= 0:
                 del self.open[key]
-                if meeting.came:
-                    self.hold(meeting)
+                if rendezvous.arrived:
+                    self.complete(rendezvous)
 
-    def close(self) -> bool:
-        """Hold every open meeting with those who have come; False if there was none."""
-        meetings, self.open = list(self.open.values()), {}
-        for meeting in meetings:
-            self.hold(meeting)
-        return bool(meetings)
+    def complete_all(self) -> bool:
+        """Complete every open rendezvous with the workers that have arrived. Return False if there was none."""
+        rendezvous, self.open = list(self.open.values()), {}
+        for each in rendezvous:
+            self.complete(each)
+        return bool(rendezvous)

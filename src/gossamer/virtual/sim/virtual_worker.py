@@ -1,92 +1,109 @@
-"""A virtual worker: what its method sees of it, and what the cluster keeps about it."""
+"""A virtual worker: what its method sees of it, and what the simulation keeps about it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from gossamer.effects import MethodGenerator, Ticket
+from gossamer.recording import Recorder
 from gossamer.seeds import exponentials, stream
 from gossamer.topology import Topology
 from gossamer.virtual.compute.rows import Row
-
-if TYPE_CHECKING:
-    from gossamer.virtual.sim.cluster import Cluster
+from gossamer.virtual.sim.clock import Clock
+from gossamer.virtual.sim.event_queue import EventQueue
+from gossamer.virtual.sim.replicas import Replicas
 
 
 class Coroutine:
-    """One running generator of a worker: its step, its background, or its finish."""
+    """One running generator of a worker's method: ``step``, ``background`` or ``finish``."""
 
-    __slots__ = ("generator", "name", "over", "worker")
+    __slots__ = ("ended", "generator", "name", "worker")
 
     def __init__(self, worker: VirtualWorker, name: str, generator: MethodGenerator) -> None:
-        self.worker, self.name, self.generator, self.over = worker, name, generator, False
+        self.worker, self.name, self.generator, self.ended = worker, name, generator, False
 
     def close(self) -> None:
-        self.over = True
+        self.ended = True
         self.generator.close()
 
 
 class VirtualWorker:
-    """One worker of the virtual cluster (a ``gossamer.worker.Worker``)."""
+    """One worker of the virtual cluster (a ``gossamer.worker.Worker``). All times are simulated."""
 
-    def __init__(self, cluster: Cluster, rank: int) -> None:
-        self._cluster = cluster
-        self.rank = rank
-        self.topology: Topology = cluster.topology
-        self.num_workers = cluster.num_workers
-        self.seed = cluster.seed
-        self.rng = stream(cluster.seed, "method", rank)
-        self.gradient_times = cluster.clock.gradient_times(rank, stream(cluster.seed, "compute", rank))
-        self.mean_gradient_time = cluster.clock.mean_gradient_time(rank)
-        self.pairing_gaps = exponentials(stream(cluster.seed, "pairing", rank))
-        self.x: Any = Row(cluster.tape, cluster.parameters.slots[rank])
-        self.gradient: Any = Row(cluster.tape, cluster.gradients.slots[rank])
+    def __init__(
+        self,
+        rank: int,
+        topology: Topology,
+        seed: int,
+        replicas: Replicas,
+        clock: Clock,
+        queue: EventQueue,
+        recorder: Recorder | None,
+    ) -> None:
+        self.rank, self.topology, self.num_workers, self.seed = rank, topology, topology.workers, seed
+        self._replicas, self._queue, self._recorder = replicas, queue, recorder
+        self.rng = stream(seed, "method", rank)
+        self.gradient_times = clock.gradient_times(rank, stream(seed, "compute", rank))
+        self.mean_gradient_time = clock.mean_gradient_time(rank)
+        self.pairing_gaps = exponentials(stream(seed, "pairing", rank))
+        self.x: Any = Row(replicas.tape, replicas.parameters.slots[rank])
+        self.gradient: Any = Row(replicas.tape, replicas.gradients.slots[rank])
         self.alive = True
-        self.turn = 0
-        """Goes up with every gradient and every death: what was planned for an earlier turn does not happen."""
+        self.gradient_id = 0
+        """Number of the gradient that is scheduled. A failure increments it too; events of an older one are stale."""
         self.step = 0
         self.steps_done = 0
-        """Steps made by this worker itself; ``step`` also counts those a joining worker took over."""
+        """Steps that this worker made itself. ``step`` also counts those that it took over when it joined."""
         self.batches = 0
-        """Mini-batches taken."""
+        """Mini-batches drawn."""
         self.scalars: dict[str, float] = {}
         self.tickets: dict[str, Ticket] = {}
         self.vectors: dict[str, Row] = {}
-        self.contributed: dict[str, int] = {}
-        """The last round of each topic this worker took part in."""
+        self.last_rounds: dict[str, int] = {}
+        """The last round of each topic of collectives in which this worker took part."""
         self.coroutines: list[Coroutine] = []
-        self.sleeping: list[tuple[int, Coroutine]] = []
-        """Strands that wait for a number of steps."""
+        self.waiting_for_steps: list[tuple[int, Coroutine]] = []
+        """Coroutines that wait until ``step`` reaches a number."""
         self.bytes_sent = 0
         self.exchanges = 0
-        self.born = 0.0
-        self.lived = 0.0
+        self.alive_since = 0.0
         self.compute_time = 0.0
-        self.computed_in = 0.0
-        """How long the newest gradient took."""
-        self.idle_time = 0.0
+        self.gradient_time = 0.0
+        """Duration of the latest gradient."""
         self.idle_since: float | None = None
+        """When the latest gradient ended, while the method's step is not over: the worker waits since then."""
+        self.idle_time = 0.0
+        """Time spent waiting, without the wait that is going on (``idle_until``)."""
+        self.past_lifetime = 0.0
+        """Time alive before the last failure (``lifetime_until``)."""
 
     @property
     def time(self) -> float:
-        return self._cluster.queue.now / self.mean_gradient_time
+        return self._queue.now / self.mean_gradient_time
+
+    def idle_until(self, now: float) -> float:
+        """Return the time that this worker has spent waiting."""
+        return self.idle_time + (now - self.idle_since if self.idle_since is not None else 0.0)
+
+    def lifetime_until(self, now: float) -> float:
+        """Return the time for which this worker has been alive."""
+        return self.past_lifetime + (now - self.alive_since if self.alive else 0.0)
 
     def vector(self, name: str, size: int | None = None) -> Any:
         row = self.vectors.get(name)
         if row is None:
-            row = self.vectors[name] = self._cluster.vector(name, size, self.rank)
+            row = self.vectors[name] = self._replicas.vector(name, size, self.rank)
         return row
 
     def optimizer_setting(self, name: str) -> Any:
-        return self._cluster.optimizer_setting(name, self)
+        return self._replicas.optimizer_setting(name, self.step)
 
     def snapshot(self, write: Callable[[Any, Any], None] | None = None) -> Any:
-        recorder = self._cluster.recorder
-        if recorder is not None:
-            recorder.snapshot(self.rank, self._cluster.queue.now, self._cluster.queue.now)
+        if self._recorder is not None:
+            self._recorder.snapshot(self.rank, self._queue.now, self._queue.now)
         if write is None:
             return self.x.clone()
-        row = self.x.another()
+        row = self.x.temporary()
         write(self, row)
         return row
