@@ -10,19 +10,19 @@ from torch.nn import functional as F
 from gossamer.errors import unknown
 from gossamer.tasks.cifar10_files import NUM_CLASSES, read_cifar10
 from gossamer.tasks.resnet import ResNet18
-from gossamer.tasks.scores import accuracy, cross_entropy
-from gossamer.tasks.task import Task, TaskConfig
+from gossamer.tasks.task import Task, TaskConfig, accuracy, cross_entropy
 
-# Mean and standard deviation of each colour over the training images, of pixels between 0 and 1.
 MEAN = (0.4914, 0.4822, 0.4465)
+"""Of each colour over the training images, with pixels from 0 to 1."""
 DEVIATION = (0.2470, 0.2435, 0.2616)
+"""Standard deviation, likewise."""
 PADDING = 4
 
 
 def conv() -> nn.Module:
-    """Four convolutions and about 0.24 M parameters, for many workers or a machine without GPU.
+    """Four convolutions and about 0.24 M parameters, for many workers or a machine without a GPU.
 
-    Normalised in groups: no buffers, and no trouble when every worker sees other classes.
+    Group normalisation has no buffers, and works when every worker has other classes.
     """
 
     def stage(channels_in: int, channels: int, stride: int) -> list[nn.Module]:
@@ -44,7 +44,7 @@ def conv() -> nn.Module:
 
 
 def resnet18() -> nn.Module:
-    """With channels last, in which convolutions on a GPU work: in the usual order each would convert its data."""
+    """ResNet-18 in channels_last, the memory format that convolutions on a GPU use without conversions."""
     return ResNet18().to(memory_format=torch.channels_last)  # type: ignore[call-overload]
 
 
@@ -52,26 +52,26 @@ MODELS = {"resnet18": resnet18, "conv": conv}
 
 
 def normalise(images: Tensor) -> Tensor:
-    """uint8 [..., 3, 32, 32] to float with mean 0 and deviation 1 per colour.
+    """Convert uint8 [..., 3, 32, 32] to float with mean 0 and deviation 1 per colour.
 
-    With plain numbers, not a tensor of them: that would be a copy to the device, which a CUDA graph forbids.
+    With Python numbers: a tensor of them would be a copy to the device, which a CUDA graph forbids.
     """
     colours = [
         (images[..., colour, :, :].float() - 255 * MEAN[colour]) / (255 * DEVIATION[colour]) for colour in range(3)
     ]
-    # Channels last in memory, as the models have it.
+    # Channels last in memory, as in the models.
     return torch.stack(colours, dim=-1).movedim(-1, -3)
 
 
 def crop_and_flip(images: Tensor, rng: np.random.Generator) -> Tensor:
-    """Shift every image by up to 4 pixels each way, black beyond its edge, and mirror every second one."""
+    """Shift every image by up to 4 pixels each way, black beyond its edge, and mirror half of the images."""
     samples, _, height, width = images.shape
     top, left = rng.integers(0, 2 * PADDING + 1, size=(2, samples, 1))
     mirrored = rng.random((samples, 1)) < 0.5
     rows = top + np.arange(height)
     columns = left + np.where(mirrored, np.arange(width)[::-1], np.arange(width))
     rows_at, columns_at = (torch.from_numpy(i).to(images.device, non_blocking=True) for i in (rows, columns))
-    # Channels last, so that one lookup fetches whole pixels.
+    # Channels last, so that one lookup fetches all colours of a pixel.
     padded = F.pad(images, [PADDING] * 4).permute(0, 2, 3, 1)
     sample_at = torch.arange(samples, device=images.device)
     moved = padded[sample_at[:, None, None], rows_at[:, :, None], columns_at[:, None, :]]
@@ -93,7 +93,7 @@ def cifar10(workers: int, seed: int, config: TaskConfig) -> Task:
         labels=y_train,
         augment=crop_and_flip,
         prepare=normalise,
-        # The settings that ResNet-18 is commonly trained with; 40 epochs for one worker.
+        # Common settings for ResNet-18; 40 epochs for one worker.
         defaults={
             "optimizer": "sgd",
             "lr": {"sgd": 0.1, "adam": 1e-3},

@@ -1,6 +1,6 @@
-"""Consensus: every worker starts from its own random vector and all it does is average.
+"""Consensus: every worker starts from its own random vector, and workers only average.
 
-No data and no gradients: what remains is how fast a method and a topology mix.
+Without data and gradients, a run shows how fast a method and a topology mix.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gossamer.tasks.task import Task, TaskConfig
 
 
 class Vector(nn.Module):
-    """A model that is nothing but its parameter vector."""
+    """A model that consists of one parameter vector."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -26,17 +26,17 @@ class Vector(nn.Module):
 
 
 def no_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Zero, whatever the model says: the interface asks for a loss and consensus has none."""
+    """Return zero: consensus has no loss, but the interface requires one."""
     return 0.0 * outputs.sum()
 
 
 def draw_start(rank: int, rng: np.random.Generator, *, dim: int) -> np.ndarray:
-    """Worker `rank` starts from N(0, 1) in each coordinate."""
+    """Draw the start of worker ``rank``: N(0, 1) in each coordinate."""
     return rng.standard_normal(dim)
 
 
 def consensus(workers: int, seed: int, config: TaskConfig) -> Task:
-    # One empty sample per worker, so that code that looks at the data finds some.
+    # One empty sample per worker, because a task must have data.
     nothing = (torch.zeros(workers, 1), torch.zeros(workers))
     return Task(
         name="consensus",
@@ -47,6 +47,6 @@ def consensus(workers: int, seed: int, config: TaskConfig) -> Task:
         own_data=True,
         gradients=False,
         start=partial(draw_start, dim=config.dim),
-        # lr only scales gradients, of which there are none.
+        # lr scales gradients, of which there are none.
         defaults={"optimizer": "sgd", "lr": {"sgd": 0.0}, "momentum": 0.0, "batch": 1, "steps": 200},
     )

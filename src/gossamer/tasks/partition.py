@@ -1,4 +1,4 @@
-"""Who trains on what: the samples of each worker, and the order in which it takes them."""
+"""Dealing the samples to the workers, and the mini-batches of each worker."""
 
 from __future__ import annotations
 
@@ -11,19 +11,20 @@ from gossamer.seeds import stream
 from gossamer.tasks.task import Task
 
 DEFAULT_ALPHA = 0.5
-# Beyond this the Dirichlet draw is uniform to six digits, and much further it overflows.
 MAX_ALPHA = 1e6
+"""Above this the Dirichlet draw is uniform to six digits, and far above it overflows."""
 
 
 def partition(spec: str, labels: np.ndarray | None, num_samples: int, workers: int, seed: int) -> list[np.ndarray]:
-    """Deal samples 0 … num_samples − 1 to the workers; every sample goes to exactly one, every worker gets one.
+    """Deal samples 0 … num_samples − 1 to the workers. Return the indices of each worker's samples, at least one.
 
-    spec
-        `iid`: a random deal into parts whose sizes differ by at most one.
-        `dirichlet:α`: each class is dealt in proportions drawn from Dirichlet(α, …, α); the smaller α, the
-        fewer workers share a class. Sizes differ. `dirichlet` alone is α = 0.5.
-        `by-class`: sorted by class and cut into contiguous parts, sizes differing by at most one, so that
-        a worker sees one class or a few.
+    ``spec`` is one of:
+
+    - ``iid``: random parts whose sizes differ by at most one.
+    - ``dirichlet:α``: each class is dealt in proportions drawn from Dirichlet(α, …, α). The smaller α, the fewer
+      workers share a class. Sizes differ. ``dirichlet`` alone means α = 0.5.
+    - ``by-class``: the samples are sorted by class and cut into contiguous parts whose sizes differ by at most one, so
+      a worker has one class or a few.
     """
     if workers < 1:
         raise InputError(f"workers is {workers}: expected at least 1.")
@@ -41,20 +42,20 @@ def partition(spec: str, labels: np.ndarray | None, num_samples: int, workers: i
         return np.array_split(shuffled, workers)
 
     if labels is None:
-        raise InputError(f"partition {spec!r} needs classes, and this task has no labels: use iid.")
+        raise InputError(f"partition {spec!r} needs classes, but this task has no labels: use iid.")
     if len(labels) != num_samples:
         raise InputError(f"{len(labels)} labels for {num_samples} train samples: expected one per sample.")
-    # Sorting the shuffled samples keeps the order within a class random.
+    # A stable sort of the shuffled samples keeps the order within a class random.
     by_class = shuffled[np.argsort(labels[shuffled], kind="stable")]
     if kind == "by-class":
         return np.array_split(by_class, workers)
-    alpha = parse_alpha(spec, parameter if colon else str(DEFAULT_ALPHA))
+    alpha = _parse_alpha(spec, parameter if colon else str(DEFAULT_ALPHA))
     in_order = labels[by_class]
     first_of_class = np.flatnonzero(in_order[1:] != in_order[:-1]) + 1
-    return deal_dirichlet(np.split(by_class, first_of_class), alpha, workers, rng)
+    return _deal_dirichlet(np.split(by_class, first_of_class), alpha, workers, rng)
 
 
-def parse_alpha(spec: str, text: str) -> float:
+def _parse_alpha(spec: str, text: str) -> float:
     try:
         alpha = float(text)
     except ValueError:
@@ -67,7 +68,9 @@ def parse_alpha(spec: str, text: str) -> float:
     return alpha
 
 
-def deal_dirichlet(classes: list[np.ndarray], alpha: float, workers: int, rng: np.random.Generator) -> list[np.ndarray]:
+def _deal_dirichlet(
+    classes: list[np.ndarray], alpha: float, workers: int, rng: np.random.Generator
+) -> list[np.ndarray]:
     chunks: list[list[np.ndarray]] = [[] for _ in range(workers)]
     for samples in classes:
         shares = rng.dirichlet(np.full(workers, alpha))
@@ -75,7 +78,7 @@ def deal_dirichlet(classes: list[np.ndarray], alpha: float, workers: int, rng: n
         for worker, piece in enumerate(np.split(samples, cuts)):
             chunks[worker].append(piece)
     parts = [np.concatenate(piece) for piece in chunks]
-    # A small alpha leaves workers with nothing; each takes one sample from whoever has most.
+    # A small alpha leaves some workers without samples: each takes one from the worker that has most.
     for worker, part in enumerate(parts):
         if len(part) == 0:
             richest = max(range(workers), key=lambda rank: len(parts[rank]))
@@ -84,16 +87,16 @@ def deal_dirichlet(classes: list[np.ndarray], alpha: float, workers: int, rng: n
 
 
 class Batches:
-    """The mini-batches of one worker, the same in every world.
+    """The mini-batches of one worker, the same for real and virtual workers.
 
-    The worker goes through its samples in epochs, each a fresh permutation. A batch that reaches the end of an epoch
-    goes on in the next, so every batch is exactly `batch` long, and a worker with fewer samples than that sees some of
-    them several times in one batch. Any mini-batch can be asked for at any time, which is what resuming a run needs:
-    the epochs are drawn from (seed, rank, block), several short ones at a time.
+    The worker goes through its samples in epochs, each a new permutation. A mini-batch that reaches the end of an epoch
+    continues in the next one, so all have exactly ``batch`` samples, and a worker with fewer samples than that has some
+    of them several times in one mini-batch. ``take`` gives any mini-batch at any time, which resuming a run needs: the
+    permutations are drawn from (seed, rank, block), where a block consists of one or more epochs.
     """
 
-    # Samples drawn at a time, at least: starting a random stream takes as long as shuffling a thousand samples.
-    BLOCK = 1024
+    MIN_BLOCK = 1024
+    """Minimum number of samples per block: to create a random stream takes as long as to shuffle a thousand samples."""
 
     def __init__(self, indices: np.ndarray, batch: int, seed: int, rank: int) -> None:
         if batch < 1:
@@ -105,18 +108,18 @@ class Batches:
         self.seed = seed
         self.rank = rank
         self.steps_per_epoch = len(indices) / batch
-        self._epochs_per_block = math.ceil(self.BLOCK / len(indices))
+        self._epochs_per_block = math.ceil(self.MIN_BLOCK / len(indices))
         self._block_size = self._epochs_per_block * len(indices)
         self._block, self._order = -1, indices
         self._first, self._last = 0, -1
-        """Where batches begin that lie wholly in this block, counted in samples."""
+        """First and last start, in samples, of the mini-batches that lie within this block."""
 
     def take(self, step: int) -> np.ndarray:
-        """The sample indices of mini-batch number `step`, counted from 0."""
-        return self.look_at(step).copy()
+        """Return the sample indices of mini-batch number ``step``, counted from 0."""
+        return self.view(step).copy()
 
-    def look_at(self, step: int) -> np.ndarray:
-        """What ``take`` gives, not to be written to."""
+    def view(self, step: int) -> np.ndarray:
+        """Return what ``take`` returns without a copy. The caller must not write to it."""
         start = step * self.batch
         if self._first <= start <= self._last:
             offset = start - self._first
@@ -129,7 +132,7 @@ class Batches:
         return batch
 
     def _samples(self, block: int) -> np.ndarray:
-        """The samples in the order in which the epochs of this block go through them."""
+        """Return the samples in the order of the epochs of this block."""
         if block != self._block:
             epochs = np.tile(self.indices, (self._epochs_per_block, 1))
             if len(self.indices) > 1:
@@ -141,7 +144,7 @@ class Batches:
 
 
 def worker_batches(task: Task, spec: str, workers: int, batch: int, seed: int) -> list[Batches]:
-    """The mini-batches of every worker, the same in every world."""
+    """Return the mini-batches of every worker."""
     if task.own_data:
         parts = [np.array([rank]) for rank in range(workers)]
     else:

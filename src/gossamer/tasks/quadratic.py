@@ -1,10 +1,10 @@
-"""Quadratic: worker i minimises ½‖w − b_i‖², so that everything about a run is known in closed form.
+"""Quadratic: worker i minimises ½‖w − b_i‖², so everything about a run is known in closed form.
 
-The b_i ~ N(0, 1) are drawn from the seed, one per worker, which makes the workers disagree as much as
-data can make them. The mean objective is smallest at w = b̄, where it is ½ mean_i ‖b̄ − b_i‖².
+The b_i ~ N(0, 1) are drawn from the seed, one per worker, so the workers' data differ as much as possible. The mean
+objective is smallest at w = b̄, where it is ½ mean_i ‖b̄ − b_i‖².
 
-With noise σ, each use of b_i sees b_i + σξ, ξ ~ N(0, 1): the gradient w − b_i − σξ then carries exactly
-additive noise of standard deviation σ per coordinate.
+With noise σ, each use of b_i is b_i + σξ, ξ ~ N(0, 1): the gradient w − b_i − σξ has additive noise of standard
+deviation σ per coordinate.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gossamer.tasks.task import Task, TaskConfig
 
 
 class Distance(nn.Module):
-    """w − b, for the one parameter vector w."""
+    """Computes w − b with one parameter vector w."""
 
     def __init__(self, dim: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Distance(nn.Module):
 
 
 def half_square(differences: Tensor, targets: Tensor) -> Tensor:
-    """½‖·‖², mean over the batch. The targets are not used: the sample is the target."""
+    """Return ½‖·‖², mean over the batch. The targets are not used: the sample is the target."""
     return 0.5 * differences.square().sum(-1).mean()
 
 
@@ -50,7 +50,7 @@ def quadratic(workers: int, seed: int, config: TaskConfig) -> Task:
         loss=half_square,
         augment=partial(add_noise, noise=config.noise) if config.noise > 0 else None,
         own_data=True,
-        # A small step: the plateau left by SGD noise and disagreement scales with it.
+        # A small step, because the plateau due to noise and disagreement scales with it.
         defaults={
             "optimizer": "sgd",
             "lr": {"sgd": 0.01, "adam": 0.01},

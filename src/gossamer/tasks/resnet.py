@@ -1,7 +1,7 @@
 """ResNet-18 (He et al. 2015) in the form used for CIFAR-10's 32×32 images.
 
-A 3×3 stem without max pooling in place of the 7×7 one for ImageNet, so the four stages work on 32, 16, 8 and 4
-pixels a side. 11,173,962 parameters for 10 classes.
+The stem is 3×3 without max pooling, instead of 7×7 for ImageNet, so the four stages have 32, 16, 8 and 4 pixels a side.
+11,173,962 parameters for 10 classes.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from torch.nn import functional as F
 
 
 class Block(nn.Module):
-    """Two 3×3 convolutions around which the input is added."""
+    """Two 3×3 convolutions with a shortcut around them."""
 
     def __init__(self, channels_in: int, channels: int, stride: int) -> None:
         super().__init__()
@@ -31,7 +31,7 @@ class Block(nn.Module):
 
 
 class ResNet18(nn.Module):
-    """Images [samples, 3, 32, 32] to logits [samples, classes]."""
+    """Maps images [samples, 3, 32, 32] to logits [samples, classes]."""
 
     def __init__(self, classes: int = 10) -> None:
         super().__init__()

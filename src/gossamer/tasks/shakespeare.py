@@ -1,8 +1,8 @@
 """Shakespeare: predict the next character of a text, with a transformer of about 0.24 M parameters.
 
-The text is any file given by `data`; tiny Shakespeare (1.1 MB) is the usual one. The first 90% are for
-training. A sample is a window of 64 characters, its targets are the characters that follow each of them.
-The class of a window is the tenth of the text it starts in: by class, each worker has its own acts.
+The text is the file given by ``--data``; tiny Shakespeare (1.1 MB) is the usual one. The first 90% are for training.
+A sample is a window of 64 characters; its targets are the characters that follow each of them. The class of a window is
+the tenth of the text in which it starts: with the partition by class, each worker has its own acts.
 """
 
 from __future__ import annotations
@@ -15,21 +15,20 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import InputError
-from gossamer.tasks.scores import accuracy, cross_entropy
-from gossamer.tasks.task import Task, TaskConfig
+from gossamer.tasks.task import Task, TaskConfig, accuracy, cross_entropy
 from gossamer.tasks.transformer import Transformer
 
 CONTEXT = 64
-# Windows of the training text overlap, so that a character is seen in several contexts.
 TRAIN_STRIDE = 16
-# Enough for one test window, which the last tenth of the text must hold.
+"""Windows of the training text overlap, so that a character appears in several contexts."""
 MIN_CHARACTERS = 10 * (CONTEXT + 1)
+"""The last tenth of the text must contain one test window."""
 NUM_LABELS = 10
 
 
 def read_text(data: str) -> str:
     if not data:
-        raise InputError("task shakespeare needs a text to learn: give any plain text file, such as --data input.txt.")
+        raise InputError("task shakespeare needs a text: give any plain text file, such as --data input.txt.")
     try:
         text = Path(data).read_text(encoding="utf-8")
     except UnicodeDecodeError:
@@ -42,7 +41,7 @@ def read_text(data: str) -> str:
 
 
 def encode(text: str) -> tuple[Tensor, int]:
-    """The characters as indices into the sorted alphabet of the text, and the size of that alphabet."""
+    """Return the characters as indices into the sorted alphabet of the text, and the size of that alphabet."""
     codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
     alphabet, indices = np.unique(codes, return_inverse=True)
     small = np.uint8 if len(alphabet) <= 256 else np.int32
@@ -50,7 +49,7 @@ def encode(text: str) -> tuple[Tensor, int]:
 
 
 def windows(indices: Tensor, stride: int) -> tuple[Tensor, Tensor]:
-    """Inputs and targets [windows, CONTEXT]: overlapping views of the text, which is held only once."""
+    """Return inputs and targets [windows, CONTEXT]: overlapping views of the text, which is in memory once."""
     pairs = indices.unfold(0, CONTEXT + 1, stride)
     return pairs[:, :-1], pairs[:, 1:]
 

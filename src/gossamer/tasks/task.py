@@ -1,30 +1,31 @@
-"""What a job to train consists of, and what a person may choose about it."""
+"""A task: model, data, loss and metric. Its options, and the loss and accuracy of classifiers."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
-
-import numpy as np
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from gossamer.errors import InputError
 from gossamer.settings import Settings, option
 
-# Run settings that a task may suggest in `defaults`.
-SETTINGS = ("optimizer", "lr", "momentum", "batch", "steps", "weight_decay")
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor, nn
+
+DEFAULT_SETTINGS = ("optimizer", "lr", "momentum", "batch", "steps", "weight_decay")
+"""Settings of a run that ``Task.defaults`` may contain."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TaskConfig(Settings):
-    """What can be chosen about the built-in tasks; each task uses some of these."""
+    """Options of the built-in tasks. Each task uses some of them."""
 
     model: str = option("", "which of the task's models to train; empty: its default")
     data: str = option("", "path of the data: a text file, or a folder of images")
-    dim: int = option(64, "length of the parameter vector (consensus, quadratic)", least=1)
+    dim: int = option(64, "length of the parameter vector (consensus, quadratic)", minimum=1)
     noise: float = option(
-        0.0, "standard deviation of the noise added to every gradient (quadratic)", least=0, most=1e30
+        0.0, "standard deviation of the noise added to every gradient (quadratic)", minimum=0, maximum=1e30
     )
 
 
@@ -32,35 +33,37 @@ class TaskConfig(Settings):
 class Task:
     """A job to train: model, data, loss and metric.
 
-    A mini-batch takes this way: `train[0][indices]`, then `augment` (outside of vmap, on the raw inputs), then
-    `prepare`, the model and `loss`. The test set takes the same way without `augment`. Everything from
-    `prepare` on can run under `torch.func.vmap` with one set of parameters per worker.
+    A mini-batch is ``train[0][indices]``. It goes through ``augment`` (outside of vmap, on the raw inputs),
+    ``prepare``, the model and ``loss``. The test set skips ``augment``. Everything from ``prepare`` on may run under
+    ``torch.func.vmap`` with one set of parameters per worker.
     """
 
     name: str
-    # A fresh model; the caller seeds torch before calling.
+    """Its name in tables and messages."""
     model: Callable[[], nn.Module]
-    # Inputs and targets; the first dimension is the sample.
+    """Returns a new model. The caller seeds torch first."""
     train: tuple[Tensor, Tensor]
+    """Training inputs and targets. The first dimension counts samples."""
     test: tuple[Tensor, Tensor]
-    # (outputs, targets) -> mean loss, a scalar.
+    """Test inputs and targets."""
     loss: Callable[[Tensor, Tensor], Tensor]
-    # (outputs, targets) -> fraction right, a scalar. None: the task has no accuracy.
+    """(outputs, targets) → mean loss, a scalar."""
     correct: Callable[[Tensor, Tensor], Tensor] | None = None
-    # The class of each train sample, for partitions by class. None: only iid works.
+    """(outputs, targets) → accuracy, a scalar from 0 to 1. None: the task has no accuracy."""
     labels: np.ndarray | None = None
-    # Raw inputs of one mini-batch -> the same, augmented with draws from the generator.
+    """Class of each training sample, for partitions by class. None: only the partition ``iid`` works."""
     augment: Callable[[Tensor, np.random.Generator], Tensor] | None = None
-    # Raw inputs -> model inputs, on the device, so that the data set may stay small (uint8) in memory.
+    """(raw inputs of one mini-batch, random generator) → augmented raw inputs."""
     prepare: Callable[[Tensor], Tensor] | None = None
-    # Worker i owns exactly sample i: partitions do not apply.
+    """Raw inputs → inputs of the model, on the device: the data set can stay small (uint8) in memory."""
     own_data: bool = False
-    # False: there is nothing to differentiate, workers only average.
+    """Whether worker i has exactly sample i, so that partitions do not apply."""
     gradients: bool = True
-    # (rank, rng) -> this worker's own initial flat vector. None: all start from the one model.
+    """False: there is nothing to differentiate, workers only average."""
     start: Callable[[int, np.random.Generator], np.ndarray] | None = None
-    # Run settings that suit the task. `lr` is one number, or a dict with one per optimizer name.
+    """(rank, random generator) → initial flat parameters of that worker. None: all start from the same model."""
     defaults: Mapping[str, Any] = field(default_factory=dict)
+    """Settings that suit the task, such as ``{"batch": 64}``. ``lr`` is one number, or a dict by optimizer name."""
 
     def __post_init__(self) -> None:
         for part, (inputs, targets) in (("train", self.train), ("test", self.test)):
@@ -75,8 +78,28 @@ class Task:
                 "expected one label per sample."
             )
         for setting in self.defaults:
-            if setting not in SETTINGS:
+            if setting not in DEFAULT_SETTINGS:
                 raise InputError(
                     f"task {self.name!r}: unknown setting {setting!r} in defaults: "
-                    f"expected some of {', '.join(SETTINGS)}."
+                    f"expected some of {', '.join(DEFAULT_SETTINGS)}."
                 )
+
+
+def cross_entropy(logits: Tensor, classes: Tensor) -> Tensor:
+    """Return the mean cross-entropy of logits [..., classes] against integer classes [...] of any integer type."""
+    from torch.nn import functional as F
+
+    return F.cross_entropy(logits.flatten(0, -2), classes.flatten().long())
+
+
+def cross_entropies(logits: Tensor, classes: Tensor) -> Tensor:
+    """Return ``cross_entropy`` of several models along the first dimension; several times faster than with vmap."""
+    from torch.nn import functional as F
+
+    losses = F.cross_entropy(logits.flatten(0, -2), classes.flatten().long(), reduction="none")
+    return losses.view(len(logits), -1).mean(1)
+
+
+def accuracy(logits: Tensor, classes: Tensor) -> Tensor:
+    """Return the share of predictions whose largest logit is the right class."""
+    return (logits.argmax(-1) == classes).float().mean()

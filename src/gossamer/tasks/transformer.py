@@ -1,4 +1,4 @@
-"""A small decoder-only transformer, written in plain matrix products so that vmap batches all of it."""
+"""A small decoder-only transformer, written as plain matrix products, so that vmap can batch all of it."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ class Attention(nn.Module):
             part.reshape(per_head).transpose(1, 2) for part in self.query_key_value(x).chunk(3, dim=-1)
         )
         scores = query @ key.transpose(-2, -1) * per_head[-1] ** -0.5
-        # Made here rather than kept as a buffer: a buffer would be stored, sent and averaged per worker.
+        # Not a buffer: a buffer would be stored, sent and averaged per worker.
         future = torch.ones(length, length, dtype=torch.bool, device=x.device).triu(1)
         weights = scores.masked_fill(future, float("-inf")).softmax(-1)
         return self.out((weights @ value).transpose(1, 2).reshape(x.shape))
 
 
 class Block(nn.Module):
-    """Attention, then a two-layer perceptron, each normalised before and added after."""
+    """Attention, then a two-layer perceptron, each with normalisation before it and a shortcut around it."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -46,7 +46,7 @@ class Block(nn.Module):
 
 
 class Transformer(nn.Module):
-    """Indices [samples, length] to logits of the next token [samples, length, vocabulary]."""
+    """Maps indices [samples, length] to logits of the next token [samples, length, vocabulary]."""
 
     def __init__(self, *, vocabulary: int, context: int, width: int, heads: int, layers: int) -> None:
         super().__init__()

@@ -1,6 +1,6 @@
-"""A task of one's own: a Python file that defines `task`.
+"""Loading the user's own Python files, such as one that defines a task.
 
-Either a function `def task(workers: int, seed: int) -> Task`, or a `Task` by that name.
+A task file defines ``task``: a function ``def task(workers: int, seed: int) -> Task``, or a ``Task``.
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ EXPECTED = "expected `def task(workers: int, seed: int) -> Task` or `task = Task
 
 
 def load_task(spec: str, *, workers: int, seed: int) -> Task:
-    """The task that the file `spec` defines."""
+    """Return the task that the file ``spec`` defines."""
     path = Path(spec)
     if not path.is_file():
         raise InputError(f"task file {spec} does not exist: expected a Python file that defines `task`.")
     with blaming(path), importable(path.resolve().parent):
         module = execute(path)
-        found = getattr(module, "task", None)
-        task = found(workers=workers, seed=seed) if callable(found) else found
+        defined = getattr(module, "task", None)
+        task = defined(workers=workers, seed=seed) if callable(defined) else defined
     if isinstance(task, Task):
         return task
-    if callable(found):
+    if callable(defined):
         raise InputError(f"{spec}: task() returned a {type(task).__name__}: {EXPECTED}.")
     if hasattr(module, "task"):
         raise InputError(f"{spec}: `task` is a {type(task).__name__}: {EXPECTED}.")
@@ -38,13 +38,14 @@ def load_task(spec: str, *, workers: int, seed: int) -> Task:
 
 
 def execute(path: Path) -> ModuleType:
-    # A name of its own, so that a file called numpy.py stays harmless.
+    """Run the file and return it as a module."""
+    # The prefix prevents that a file called numpy.py replaces numpy.
     name = f"gossamer_task_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    # Dataclasses and pickle look a class up in its module.
+    # Dataclasses and pickle look up a class in its module.
     sys.modules[name] = module
     spec.loader.exec_module(module)
     return module
@@ -52,7 +53,7 @@ def execute(path: Path) -> ModuleType:
 
 @contextmanager
 def importable(folder: Path) -> Iterator[None]:
-    """Let the file import its neighbours, as it could if it were run as a script."""
+    """Let the file import modules from its own folder, as a script can."""
     sys.path.insert(0, str(folder))
     try:
         yield
@@ -62,7 +63,7 @@ def importable(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def blaming(path: Path) -> Iterator[None]:
-    """Turn whatever the file raises into one line that says where in the file."""
+    """Turn any exception of the file into an ``InputError`` of one line that names the line in the file."""
     try:
         yield
     except (Exception, SystemExit) as error:
@@ -75,6 +76,6 @@ def blaming(path: Path) -> Iterator[None]:
             line = lines[-1] if lines else None
         if line is not None:
             where += f", line {line}"
-        # The first line only; some libraries explain themselves over many.
-        said = str(error.msg if isinstance(error, SyntaxError) else error).strip().split("\n")[0]
-        raise InputError(f"{where}: {type(error).__name__}: {said}") from error
+        # The first line only: some libraries raise long explanations.
+        message = str(error.msg if isinstance(error, SyntaxError) else error).strip().split("\n")[0]
+        raise InputError(f"{where}: {type(error).__name__}: {message}") from error

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch.func import vmap
 
-from gossamer.tasks.scores import cross_entropies, cross_entropy
+from gossamer.tasks.task import cross_entropies, cross_entropy
 
 
 @pytest.mark.parametrize("shape", [(8,), (4, 6)], ids=["one prediction per sample", "one per position"])
