@@ -6,8 +6,11 @@ import pytest
 import torch
 from compress_lockstep import FakeWorker, average_all, make_workers
 
-from gossamer.compress import Int8, LowRank, RandomBlock, Sign, TopK
-from gossamer.compress.topk import largest
+from gossamer.compress.int8 import Int8
+from gossamer.compress.lowrank import LowRank
+from gossamer.compress.randomblock import RandomBlock
+from gossamer.compress.sign import Sign
+from gossamer.compress.topk import TopK, largest
 from gossamer.errors import InputError
 
 

@@ -1,4 +1,4 @@
-"""A flat vector in chunks, each with a scale of its own."""
+"""A flat vector as chunks of equal length, each with its own scale."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from torch import Tensor
 
 
 def split(vector: Tensor, chunk: int) -> list[Tensor]:
-    """Views with one chunk per row: the full chunks, and the shorter one at the end if there is one."""
+    """Return views with one chunk per row: all full chunks, and the shorter last one if there is one."""
     num_full = vector.numel() // chunk * chunk
     parts = (vector[:num_full].view(-1, chunk), vector[num_full:].view(1, -1))
     return [part for part in parts if part.numel()]
 
 
 def norms(vector: Tensor, chunk: int, order: float) -> Tensor:
-    """The norm of every chunk, accumulated in float32 at least."""
+    """Return the norm of every chunk, accumulated at least in float32."""
     wide = torch.promote_types(vector.dtype, torch.float32)
     return torch.cat([torch.linalg.vector_norm(part, order, dim=1, dtype=wide) for part in split(vector, chunk)])
 
@@ -29,7 +29,7 @@ def multiply_(vector: Tensor, scales: Tensor, chunk: int) -> Tensor:
 
 
 def divide(vector: Tensor, scales: Tensor, chunk: int) -> Tensor:
-    """A copy with every chunk divided by its scale."""
+    """Return a copy with every chunk divided by its scale."""
     quotient = vector.clone()
     first = 0
     for part in split(quotient, chunk):

@@ -1,53 +1,69 @@
-"""What a compressor is, and the ratio that some of them are set with."""
+"""The interface of a compressor, error feedback, and the compression ratio."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
 
 from gossamer.effects import Effect
 from gossamer.errors import InputError
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
     from gossamer.worker import Worker
 
-Averaging = Generator[Effect, Any, tuple[Tensor, Tensor]]
-"""Yields ``Mean`` and ``Gather`` effects, is sent their answers, and returns ``(mean, kept)``."""
+Averaging: TypeAlias = "Generator[Effect, Any, tuple[Tensor, Tensor]]"
+"""Type of ``Compressor.average``: it yields ``Mean`` and ``Gather`` effects and returns ``(mean, kept)``."""
 
 
 class Compressor(Protocol):
-    """Averages a flat vector over all workers, keeping only a part of it.
+    """Averages a flat vector over all workers, but sends only a part of it.
 
-    A compressor holds settings only: what it has to remember is in the worker.
+    A compressor keeps no state of its own: what it has to remember is in ``worker.vector(name)``.
     """
 
     @property
-    def name(self) -> str: ...
+    def name(self) -> str:
+        """Its name in the table."""
 
     def average(self, worker: Worker, vector: Tensor, round: int, topic: str) -> Averaging:
-        """Ask for the mean over all workers of what the compression keeps of ``vector``.
+        """Average what the compression keeps of ``vector`` over all workers.
 
-        Returns ``(mean, kept)``, both fresh and dense. ``mean`` is bit-identical on all workers. ``kept`` is
-        this worker's own share of it: ``mean`` is the mean over the workers of ``kept``, up to rounding, and
-        ``vector − kept`` is what error feedback remembers.
+        Return ``(mean, kept)``, two new dense tensors. ``mean`` is equal to the bit on all workers. ``kept`` is what
+        this worker contributed: ``mean`` is the mean of all workers' ``kept``, up to rounding, and error feedback
+        remembers ``vector − kept``.
 
-        ``vector`` is only read, and must not change until the generator has returned. Numbers that are not
-        finite come out as such, in the mean of all workers.
+        ``vector`` is not written to, and must not change until the generator has returned. Numbers that are not finite
+        make the mean non-finite on all workers.
         """
 
     def size_bytes(self, num_elements: int, itemsize: int = 4) -> int:
-        """How many bytes one worker puts into its messages per averaging."""
+        """Return the number of bytes in the messages of one worker per averaging."""
+
+
+def average_with_feedback(
+    compressor: Compressor, worker: Worker, vector: Tensor, residual: Tensor, round: int, topic: str
+) -> Generator[Effect, Any, Tensor]:
+    """Average ``vector + residual`` compressed; leave what was not sent in ``residual``. This is error feedback:
+
+        p_i = g_i + a_i ;  c_i = compress(p_i) ;  a_i = p_i − c_i ;  returns mean_i c_i
+
+    ``vector`` may change after the first effect was yielded, ``residual`` only after the return.
+    """
+    residual.add_(vector)
+    mean, kept = yield from compressor.average(worker, residual, round, topic)
+    residual.sub_(kept)
+    return mean
 
 
 def check_ratio(ratio: float) -> None:
-    """Refuse a compression ratio that is not a finite number of at least 1."""
+    """Raise ``InputError`` unless the compression ratio is a finite number of at least 1."""
     if not (math.isfinite(ratio) and ratio >= 1):
         raise InputError(f"compression ratio {ratio} cannot be used: expected a finite number of at least 1")
 
 
 def num_kept(num_elements: int, ratio: float) -> int:
-    """How many elements a sparse compressor keeps: ``ceil(n / ratio)``, at least one."""
+    """Return the number of elements that a sparse compressor keeps: ``ceil(n / ratio)``, at least one."""
     return max(1, math.ceil(num_elements / ratio))

@@ -1,7 +1,7 @@
 """Int8: every element rounded to one of 255 evenly spaced values.
 
 ``kept = s · round(v / s)`` with ``s = max |v| / 127`` over chunks of 2,048 elements: about 4 times smaller
-than float32, and off by at most ``s/2``. Messages are gathered, and summed in rank order.
+than float32, with an error of at most ``s/2``. Messages are gathered, and summed in rank order.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ CHUNK = 2048
 
 @dataclass(frozen=True)
 class Int8:
-    """One byte per element and a scale per 2,048: about 4 times smaller (ratio is not used)."""
+    """One byte per element and one scale per 2,048: about 4 times smaller. The ratio is fixed."""
 
     name: ClassVar[str] = "int8"
 
@@ -42,11 +42,11 @@ class Int8:
 
 
 def _encode(vector: Tensor) -> tuple[Tensor, Tensor]:
-    """The scale of every chunk, and the values as multiples of it."""
+    """Return the scale of every chunk, and the elements as multiples of it."""
     scales = (chunks.norms(vector, CHUNK, math.inf) / 127).to(vector.dtype)
-    # Scale 0 means a chunk of zeros, or of numbers too small to tell from them: dividing by 1 keeps it so.
+    # Scale 0: all elements are zero, or too small for a scale. Divided by 1 they round to zero.
     multiples = chunks.divide(vector, scales.masked_fill(scales == 0, 1), CHUNK)
-    # Over a scale that was rounded down 127.5 can come out. NaN has no int8; the chunk's scale carries it.
+    # A scale that was rounded down can give 127.5. NaN has no int8 value; the scale of the chunk carries it.
     multiples.round_().clamp_(-127, 127).nan_to_num_(0)
     return scales, multiples.to(torch.int8)
 

@@ -1,18 +1,18 @@
-"""Low rank (PowerSGD): the vector as a matrix, approximated by a product of two thin ones.
+"""Low rank (PowerSGD): the vector as a matrix, approximated by a product of two thin matrices.
 
 The flat vector, padded with zeros, is read as a nearly square matrix ``M_i`` of ``rows × cols``. One power
-iteration per round, started from the ``Q`` of the round before::
+iteration per round, starting from the ``Q`` of the previous round:
 
     P = mean_i(M_i Q) ;  orthogonalise P ;  Q_i = M_iᵀ P ;  Q = mean_i(Q_i)
     mean = P Qᵀ ;  kept_i = P Q_iᵀ
 
-``P`` and ``Q_i`` travel, ``r (rows + cols)`` numbers, both averaged directly. ``kept_i`` is the projection of
-``M_i`` onto the columns of ``P``. UnsupportedModule the paper we see one flat vector and not the layers: its rows have
-nothing to do with the rows of a weight, and the rank is that of the whole model's matrix.
+Each worker sends ``M_i Q`` and ``Q_i``, ``r (rows + cols)`` numbers, which all-reduces average. ``kept_i`` is the
+projection of ``M_i`` onto the columns of ``P``. Unlike the paper, this sees one flat vector instead of layers: the rows
+of the matrix are unrelated to the rows of a weight, and the rank is that of one matrix for the whole model.
 
-State: ``lowrank.q``, the last ``Q``, alike on all workers. All zeros mean that there is none yet: it is then
-drawn from the seed. ``mean`` is bit-identical on workers of the same kind of hardware and library only, for
-every worker orthogonalises and multiplies for itself.
+State: ``lowrank.q``, the last ``Q``, equal on all workers. All zeros mean that there is none yet: then it is drawn from
+the seed. ``mean`` is equal to the bit only on workers with the same hardware and libraries, because every worker
+orthogonalises and multiplies by itself.
 
 Reference: Vogels, Karimireddy, Jaggi, "PowerSGD", NeurIPS 2019.
 """
@@ -37,10 +37,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LowRank:
-    """A low-rank approximation of the vector read as a square matrix (PowerSGD)."""
+    """A low-rank approximation of the vector, read as a nearly square matrix (PowerSGD)."""
 
     ratio: float
-    rank: int = 0  # 0: as high as the ratio leaves room for, at least 1
+    rank: int = 0
+    """0: as high as the ratio allows, at least 1."""
     name: ClassVar[str] = "lowrank"
 
     def __post_init__(self) -> None:
@@ -49,7 +50,7 @@ class LowRank:
             raise InputError(f"rank {self.rank} is negative: expected at least 1, or 0 to derive it from the ratio")
 
     def shape(self, num_elements: int) -> tuple[int, int, int]:
-        """Rows and columns of the matrix, and the rank of its approximation."""
+        """Return rows and columns of the matrix, and the rank of its approximation."""
         cols = math.isqrt(num_elements - 1) + 1
         rows = -(-num_elements // cols)
         rank = self.rank or int(num_elements / (self.ratio * (rows + cols)))
@@ -61,15 +62,15 @@ class LowRank:
         matrix.view(-1)[: vector.numel()] = vector
         last_q = worker.vector("lowrank.q", cols * rank)
 
-        start = _usable(last_q, worker.seed).to(vector.dtype).view(cols, rank)
+        start = _first_q(last_q, worker.seed).to(vector.dtype).view(cols, rank)
         p_answer = yield Mean((matrix @ start).view(-1), round, f"{topic}.p")
         p = _orthonormal(p_answer.view(rows, rank))
-        own_q = matrix.T @ p
-        q_answer = yield Mean(own_q.view(-1), round, f"{topic}.q")
+        local_q = matrix.T @ p
+        q_answer = yield Mean(local_q.view(-1), round, f"{topic}.q")
         last_q.copy_(q_answer)
 
         mean = p @ q_answer.view(cols, rank).T
-        kept = torch.mm(p, own_q.T, out=matrix)
+        kept = torch.mm(p, local_q.T, out=matrix)
         return mean.view(-1)[: vector.numel()], kept.view(-1)[: vector.numel()]
 
     def size_bytes(self, num_elements: int, itemsize: int = 4) -> int:
@@ -77,8 +78,8 @@ class LowRank:
         return rank * (rows + cols) * itemsize
 
 
-def _usable(last_q: Tensor, seed: int) -> Tensor:
-    """The last Q; where there is none, or it was spoilt by numbers that are not finite, a random one."""
+def _first_q(last_q: Tensor, seed: int) -> Tensor:
+    """Return the last Q, or a random one if there is none yet or it is not finite."""
     size = float(torch.linalg.vector_norm(last_q))
     if size > 0 and math.isfinite(size):
         return last_q
@@ -87,5 +88,5 @@ def _usable(last_q: Tensor, seed: int) -> Tensor:
 
 
 def _orthonormal(columns: Tensor) -> Tensor:
-    """An orthonormal basis of the columns; in float64, since nearly parallel columns are the rule here."""
+    """Return an orthonormal basis of the columns; in float64, because the columns are often nearly parallel."""
     return torch.linalg.qr(columns.double()).Q.to(columns.dtype)

@@ -1,8 +1,8 @@
-"""Random block: one contiguous piece of the vector per round, the same one on all workers.
+"""Random block: one contiguous block of the vector per round, the same one on all workers.
 
-The piece has ``ceil(n / ratio)`` elements and starts at an offset drawn from (seed, round, topic), so nobody
-has to say which it is and the chunks can be averaged directly. It wraps around at the end of the vector:
-otherwise the elements near the ends would be drawn less often than the rest.
+The block has ``ceil(n / ratio)`` elements. Its offset is drawn from (seed, round, topic), so all workers know it, and
+the blocks can be all-reduced. A block wraps around at the end of the vector: otherwise elements near the ends would be
+drawn less often.
 
 In expectation ‖v − kept‖² = (1 − k/n) ‖v‖².
 """
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RandomBlock:
-    """A block of n/ratio neighbouring elements, drawn anew each round, the same on all workers."""
+    """A contiguous block of n/ratio elements, drawn anew each round, the same on all workers."""
 
     ratio: float
     name: ClassVar[str] = "randomblock"
@@ -40,21 +40,21 @@ class RandomBlock:
         head, tail = slice(start, start + size), slice(0, max(0, start + size - vector.numel()))
         block = torch.cat((vector[head], vector[tail]))
         answer = yield Mean(block, round, topic)
-        return _placed(answer, vector, head, tail), _placed(block, vector, head, tail)
+        return _scatter(answer, vector, head, tail), _scatter(block, vector, head, tail)
 
     def size_bytes(self, num_elements: int, itemsize: int = 4) -> int:
         return num_kept(num_elements, self.ratio) * itemsize
 
 
 def _offset(seed: int, round: int, topic: str, num_elements: int) -> int:
-    """Where the block of this round begins."""
-    # Masked, for a generator takes no negative numbers; crc32, for str.__hash__ differs between processes.
+    """Return the index at which the block of this round begins."""
+    # Masked, because a generator accepts no negative numbers; crc32, because str.__hash__ differs between processes.
     entropy = [seed & (2**64 - 1), round, zlib.crc32(topic.encode())]
     return int(np.random.default_rng(entropy).integers(num_elements))
 
 
-def _placed(block: Tensor, like: Tensor, head: slice, tail: slice) -> Tensor:
-    """A vector with the block at its place and zero elsewhere."""
+def _scatter(block: Tensor, like: Tensor, head: slice, tail: slice) -> Tensor:
+    """Return a vector as long as ``like`` with the block at its offset and zeros elsewhere."""
     dense = torch.zeros_like(like)
     num_tail = tail.stop
     dense[head] = block[: block.numel() - num_tail]

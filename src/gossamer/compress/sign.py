@@ -1,13 +1,11 @@
 """Sign with scale: one bit per element, and the mean magnitude of every chunk.
 
-``kept = s · sign(v)`` with ``s = mean |v|`` over chunks of 4,096 elements, sign(0) counting as +1. Eight
-signs are packed into a byte: about 32 times smaller than float32. Messages are gathered, and summed in rank
-order.
+``kept = s · sign(v)`` with ``s = mean |v|`` over chunks of 4,096 elements; sign(0) counts as +1. A byte holds eight
+signs: about 32 times smaller than float32. Messages are gathered, and summed in rank order.
 
 ‖v − kept‖² = ‖v‖² − (chunk length) s² in every chunk.
 
-Reference: Karimireddy, Rebjock, Stich, Jaggi, "Error feedback
-fixes SignSGD", ICML 2019.
+Reference: Karimireddy, Rebjock, Stich, Jaggi, "Error feedback fixes SignSGD", ICML 2019.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ CHUNK = 4096
 
 @dataclass(frozen=True)
 class Sign:
-    """One bit per element and a scale per 4,096: about 32 times smaller (ratio is not used)."""
+    """One bit per element and one scale per 4,096: about 32 times smaller. The ratio is fixed."""
 
     name: ClassVar[str] = "sign"
 
@@ -47,7 +45,7 @@ class Sign:
 
 
 def _encode(vector: Tensor) -> tuple[Tensor, Tensor]:
-    """The scale of every chunk, and the signs as bytes."""
+    """Return the scale of every chunk, and the signs packed into bytes."""
     lengths = torch.full((chunks.num_chunks(vector.numel(), CHUNK),), CHUNK, device=vector.device)
     lengths[-1] = vector.numel() - CHUNK * (len(lengths) - 1)
     scales = (chunks.norms(vector, CHUNK, 1) / lengths).to(vector.dtype)
@@ -56,14 +54,14 @@ def _encode(vector: Tensor) -> tuple[Tensor, Tensor]:
     torch.ge(vector, 0, out=bits[: vector.numel()])
     bits = bits.view(-1, 8)
     packed = bits[:, 0].clone()
-    for place in range(1, 8):
-        packed |= bits[:, place] << place
+    for position in range(1, 8):
+        packed |= bits[:, position] << position
     return scales, packed
 
 
 def _decode(scales: Tensor, packed: Tensor, like: Tensor) -> Tensor:
-    """``±scale``, as long as ``like``."""
-    places = torch.arange(8, dtype=torch.uint8, device=packed.device)
-    bits = (packed[:, None] >> places).bitwise_and_(1)
+    """Return ``±scale`` for every element of a vector as long as ``like``."""
+    positions = torch.arange(8, dtype=torch.uint8, device=packed.device)
+    bits = (packed[:, None] >> positions).bitwise_and_(1)
     signs = bits.view(-1)[: like.numel()].to(like.dtype).mul_(2).sub_(1)
     return chunks.multiply_(signs, scales, CHUNK)

@@ -1,8 +1,8 @@
 """Top-k: the largest elements by magnitude, as values and indices.
 
-With ``k = ceil(n / ratio)`` every worker sends ``k`` values and ``k`` indices of four bytes, so a float32
-message is ``2n/ratio`` numbers long: half as small as the ratio says. Each worker's choice is its own, so
-messages are gathered rather than summed under way, and summed in rank order.
+With ``k = ceil(n / ratio)`` every worker sends ``k`` values and ``k`` indices of four bytes. A float32 message is
+``2n/ratio`` numbers long, twice what the ratio says. Every worker selects its own elements, so an all-reduce cannot sum
+the messages: they are gathered, and summed in rank order.
 
 ‖v − kept‖² ≤ (1 − k/n) ‖v‖².
 
@@ -27,28 +27,29 @@ from gossamer.vector_math import CHUNK, chunks
 if TYPE_CHECKING:
     from gossamer.worker import Worker
 
-SAMPLED = 1 << 16
-"""About so many elements tell how large the largest are."""
+SAMPLE_SIZE = 1 << 16
+"""Number of elements from which the bound on the largest ones is estimated."""
 
-SPARE = 1.25
-"""Candidates that the sample should leave, times those wanted."""
+CANDIDATE_FACTOR = 1.25
+"""Expected number of elements above the estimated bound, as a multiple of those wanted."""
 
 
 def largest(vector: Tensor, count: int) -> Tensor:
-    """The indices of the ``count`` largest elements by magnitude, in no order.
+    """Return the indices of the ``count`` largest elements by magnitude, in no particular order.
 
-    On the CPU a long vector is searched in one pass: a sample gives a bound that more than ``count`` elements should
-    exceed, and only those are sorted out. Where they are too few after all, everything is.
+    On the CPU a long vector takes one pass: a sample gives a bound that more than ``count`` elements should exceed, and
+    only those are candidates. If they turn out to be too few, all elements are.
     """
-    if vector.device.type == "cpu" and vector.dtype == torch.float32 and count * 8 < len(vector) > 4 * SAMPLED:
-        sample = vector[:: len(vector) // SAMPLED].abs()
-        rank = len(sample) - math.ceil(SPARE * count * len(sample) / len(vector)) - 1
+    if vector.device.type == "cpu" and vector.dtype == torch.float32 and count * 8 < len(vector) > 4 * SAMPLE_SIZE:
+        sample = vector[:: len(vector) // SAMPLE_SIZE].abs()
+        rank = len(sample) - math.ceil(CANDIDATE_FACTOR * count * len(sample) / len(vector)) - 1
         bound = float(sample.kthvalue(max(rank, 0) + 1).values)
-        # Not "greater": what is not a number counts as the largest, here as in topk.
-        found = [
-            np.flatnonzero(~(np.abs(piece.numpy()) <= bound)) + at * CHUNK for at, (piece,) in enumerate(chunks(vector))
+        # Not "greater": NaN counts as the largest, as in torch.topk.
+        above = [
+            np.flatnonzero(~(np.abs(chunk.numpy()) <= bound)) + number * CHUNK
+            for number, (chunk,) in enumerate(chunks(vector))
         ]
-        candidates = torch.from_numpy(np.concatenate(found))
+        candidates = torch.from_numpy(np.concatenate(above))
         if len(candidates) >= count:
             return candidates[vector[candidates].abs().topk(count, sorted=False).indices]
     return vector.abs().topk(count, sorted=False).indices
@@ -56,7 +57,7 @@ def largest(vector: Tensor, count: int) -> Tensor:
 
 @dataclass(frozen=True)
 class TopK:
-    """The n/ratio largest elements by magnitude; as many indices travel with the values."""
+    """The n/ratio largest elements by magnitude, sent with their indices."""
 
     ratio: float
     name: ClassVar[str] = "topk"
@@ -75,7 +76,7 @@ class TopK:
         kept[indices] = values
         mean = torch.zeros_like(vector)
         for their_values, their_indices in answers:
-            # One worker's indices are all different, so no order of addition is left to chance.
+            # The indices of one worker are distinct, so the order of additions is deterministic.
             mean.index_add_(0, their_indices, their_values)
         return mean.div_(len(answers)), kept
 

@@ -1,4 +1,4 @@
-"""No compression: the whole vector travels."""
+"""No compression: the whole vector is sent."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Dense:
-    """The whole vector, all-reduced; nothing is left out (ratio is not used)."""
+    """All-reduce of the whole vector. It has no ratio."""
 
     name: ClassVar[str] = "none"
 
