@@ -1,69 +1,80 @@
-"""What a method sees of the worker it runs on."""
+"""The worker as its method sees it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import numpy as np
-from torch import Tensor
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
 
-from gossamer.effects import Ticket
-from gossamer.topology import Topology
+    from gossamer.effects import Ticket
+    from gossamer.topology import Topology
 
 
 class Worker(Protocol):
-    """One worker, as its method sees it; each world has its own kind.
+    """One worker: a replica of the model, and the state that its method keeps for it.
 
-    Everything a method has to remember lives in ``vector(name)``, ``scalars`` and ``tickets`` and nowhere else, so
-    that a checkpoint holds it and a worker that joins late can take it over from a peer.
+    A method keeps all of its state in ``vector(name)``, ``scalars`` and ``tickets``, and none in its own attributes.
+    That is what checkpoints contain, and what a worker that joins late receives from its peers.
     """
 
     @property
-    def rank(self) -> int: ...
+    def rank(self) -> int:
+        """The number of this worker, from 0."""
 
     @property
     def num_workers(self) -> int:
-        """How many workers the run was set up for, dead ones included."""
+        """Number of workers that the run was set up for, including dead ones."""
 
     @property
-    def topology(self) -> Topology: ...
+    def topology(self) -> Topology:
+        """The graph of the workers: ``topology.neighbours(rank)``, ``topology.group(round, rank)``."""
 
     @property
     def seed(self) -> int:
-        """The run's seed, the same on all workers: what is drawn from it is drawn alike everywhere."""
+        """The seed of the run. It is the same on all workers: use it for random choices that all make alike."""
 
     @property
     def rng(self) -> np.random.Generator:
-        """This worker's own random numbers."""
+        """A random generator of this worker's own."""
 
     @property
     def step(self) -> int:
-        """How many steps this worker has made."""
+        """Number of steps that this worker has done."""
 
     @property
     def time(self) -> float:
-        """Local time: one unit is what one gradient takes this worker on average."""
+        """Local time, in units of this worker's average time per gradient."""
 
     @property
     def x(self) -> Tensor:
-        """The parameters as one flat vector, to be changed in place."""
+        """The parameters as one flat vector. Methods change it in place."""
 
     @property
     def gradient(self) -> Tensor:
-        """The newest mini-batch gradient, flat; the optimizer steps with what is in it."""
+        """The newest mini-batch gradient as one flat vector. The optimizer steps with its content."""
 
     @property
-    def scalars(self) -> dict[str, float]: ...
+    def scalars(self) -> dict[str, float]:
+        """Numbers that the method keeps, by name."""
 
     @property
-    def tickets(self) -> dict[str, Ticket]: ...
+    def tickets(self) -> dict[str, Ticket]:
+        """Communication in flight that spans steps, by name."""
 
     def vector(self, name: str, size: int | None = None) -> Tensor:
-        """A vector of the method's own by name: zero at first, as long as ``x`` unless a size is given."""
+        """Return the vector that the method keeps under this name.
+
+        The first call creates it: zeros, as long as ``x`` unless ``size`` is given.
+        """
 
     def optimizer_setting(self, name: str) -> Any:
-        """A hyper-parameter of the optimizer now, the learning rate as scheduled."""
+        """Return a hyper-parameter of the optimizer at this step, for example the scheduled ``"lr"``."""
 
     def snapshot(self, write: Callable[[Worker, Tensor], None] | None = None) -> Tensor:
-        """What travels: a copy of ``x``, or what ``write`` puts into the tensor that it is given."""
+        """Return a copy of ``x`` to send, or what ``write(worker, out)`` writes into ``out``.
+
+        The buffer is reused: the next snapshot of this worker overwrites it.
+        """

@@ -6,7 +6,7 @@ import torch
 from gossamer import compress
 from gossamer.config import resolve
 from gossamer.errors import InputError
-from gossamer.methods.divisible import Divisible, common
+from gossamer.methods.divisible import Divisible, common_share
 from gossamer.virtual.simulation import make_cluster, simulate
 from plain_training import each_step, make_precise_run, make_run, precise_task, simulated, trajectory
 
@@ -18,21 +18,21 @@ RUN = {"task": "digits", "method": "divisible", "workers": 4, "batch": 8, "clock
 def test_gradient_mass_is_conserved_and_replicas_are_alike_at_every_step(compressor, period, delay, monkeypatch):
     run = make_precise_run(**RUN, compressor=compressor, period=period, delay=delay, warmup=3, steps=13)
     arrived, gradients = [], []
-    original = Divisible.adam
+    original = Divisible.adam_step
 
-    def adam(self, worker, what):
+    def adam_step(self, worker, what):
         if worker.rank == 0:
             arrived.append(what + 0.0)
         original(self, worker, what)
 
-    monkeypatch.setattr(Divisible, "adam", adam)
+    monkeypatch.setattr(Divisible, "adam_step", adam_step)
     with each_step("divisible", lambda worker: gradients.append(worker.gradient + 0.0)):
         cluster = make_cluster(run)
         for t in range(1, 14):
             cluster.run_until(float(t))
             size = cluster.evaluator.flat.size
             assert len(gradients) == 4 * t, "not every worker made its step"
-            left = [w.vector("undelivered") + w.vector("flying", 2 * size + 1)[:size] for w in cluster.workers]
+            left = [w.vector("undelivered") + w.vector("in_flight", 2 * size + 1)[:size] for w in cluster.workers]
             torch.testing.assert_close(
                 sum(gradients) / 4, sum(arrived) + sum(left) / 4, rtol=0, atol=1e-12, msg=f"after step {t}"
             )
@@ -57,7 +57,7 @@ def written_out(b, *, steps, period, delay, warmup, lookahead, clip, keep, lr=0.
     """The formulas of methods.md on the quadratic, with top-k; x after every step."""
     n, dim = b.shape
     x, m, v = (torch.zeros(dim, dtype=torch.float64) for _ in range(3))
-    a, flying = (torch.zeros(n, dim, dtype=torch.float64) for _ in range(2))
+    a, in_flight = (torch.zeros(n, dim, dtype=torch.float64) for _ in range(2))
     w, started, sent_gradients = 0.0, None, None
 
     def bounded(vector):
@@ -66,7 +66,7 @@ def written_out(b, *, steps, period, delay, warmup, lookahead, clip, keep, lr=0.
     for t in range(steps):
         y = x.expand(n, dim)
         if w:
-            y = x - lookahead * lr * bounded((a + flying) / ((v / w).sqrt() + eps))
+            y = x - lookahead * lr * bounded((a + in_flight) / ((v / w).sqrt() + eps))
         g = y - b
         if t < warmup:
             arrived = g.mean(0)
@@ -82,10 +82,10 @@ def written_out(b, *, steps, period, delay, warmup, lookahead, clip, keep, lr=0.
             due = (t - warmup) % period == 0
             for departing in (False, True) if delay else (True, False):
                 if departing and due:
-                    flying, a, sent_gradients, started = a, torch.zeros_like(a), g, t
+                    in_flight, a, sent_gradients, started = a, torch.zeros_like(a), g, t
                 elif not departing and started is not None and t == started + delay:
-                    arrived = arrived + flying.mean(0)
-                    flying = torch.zeros_like(flying)
+                    arrived = arrived + in_flight.mean(0)
+                    in_flight = torch.zeros_like(in_flight)
                     v = beta2**period * v + (1 - beta2**period) * sent_gradients.mean(0) ** 2
                     w = beta2**period * w + (1 - beta2**period)
         m = beta1 * m + (1 - beta1) * arrived
@@ -130,17 +130,17 @@ def test_steps_stay_bounded_where_v_has_seen_nothing(compressor):
     [(1.0, 4, 1.0), (0.25, 4, 0.0), (0.1, 4, 0.0), (0.625, 4, 0.5), (0.3, 1, 1.0), (2.0, 4, 1.0)],
 )
 def test_lookahead_is_the_share_that_all_workers_have_in_common(share, workers, expected):
-    assert common(share, workers) == pytest.approx(expected)
+    assert common_share(share, workers) == pytest.approx(expected)
 
 
 def test_lookahead_is_measured_by_its_rule(monkeypatch):
     """λ ← ½λ + ½·clamp((n·q − 1)/(n − 1), 0, 1), q = n‖B‖²/Σ‖A_i‖², from the vectors as they were sent."""
     sent, seen = {}, []
-    depart, merge = Divisible.depart, Divisible.merge
+    start, merge = Divisible.start_background_mean, Divisible.merge
 
-    def departing(self, worker):
+    def starting(self, worker):
         sent.setdefault(worker.step, []).append(worker.vector("undelivered") + 0.0)
-        yield from depart(self, worker)
+        yield from start(self, worker)
 
     def merging(self, worker):
         late = yield from merge(self, worker)
@@ -148,7 +148,7 @@ def test_lookahead_is_measured_by_its_rule(monkeypatch):
             seen.append(worker.scalars["lookahead"])
         return late
 
-    monkeypatch.setattr(Divisible, "depart", departing)
+    monkeypatch.setattr(Divisible, "start_background_mean", starting)
     monkeypatch.setattr(Divisible, "merge", merging)
     simulate(make_precise_run(**RUN, period=3, warmup=2, steps=15))
     expected, lookahead = [], 0.0
@@ -169,7 +169,7 @@ def test_gradients_are_taken_where_the_lookahead_points(monkeypatch):
     cluster.run_until(9.5)
     for worker in cluster.workers:
         size = len(worker.x)
-        undelivered = worker.vector("undelivered") + worker.vector("flying", 2 * size + 1)[:size]
+        undelivered = worker.vector("undelivered") + worker.vector("in_flight", 2 * size + 1)[:size]
         scaled = undelivered / ((worker.vector("v") / worker.scalars["w"]).sqrt() + 1e-8)
         assert (scaled.abs() > 0.5).any()
         expected = (worker.x + 0.0) - 0.7 * 0.002 * scaled.clamp(-0.5, 0.5)
@@ -185,7 +185,7 @@ def test_gradients_are_taken_where_the_lookahead_points(monkeypatch):
         ({"lookahead": -0.5}, "--lookahead is -0.5: expected a share from 0 to 1, or -1 to measure it"),
         ({"warmup": 0}, "--warmup is 0"),
         ({"optimizer": "sgd"}, "divisible is a form of Adam and cannot use SGD"),
-        ({"weight_decay": 0.1}, "take --optimizer adamw"),
+        ({"weight_decay": 0.1}, "use --optimizer adamw"),
         ({"compressor": "top"}, "Did you mean 'topk'"),
     ],
 )

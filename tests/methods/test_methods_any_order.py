@@ -80,9 +80,9 @@ def test_divisible_keeps_replicas_alike_and_loses_no_gradient(
     dim, steps = 7, 13
     zeros = torch.zeros(dim, dtype=torch.float64)
     states, gradients, arrived, left = {}, {}, {}, {}
-    original = method.adam
+    original = method.adam_step
 
-    def adam(worker, what):
+    def adam_step(worker, what):
         arrived.setdefault(worker.step, []).append(what + 0.0)
         original(worker, what)
 
@@ -92,10 +92,10 @@ def test_divisible_keeps_replicas_alike_and_loses_no_gradient(
         numbers = worker.scalars.get("w"), worker.scalars.get("lookahead"), worker.scalars.get("merge_at")
         states.setdefault(t, []).append((state, numbers))
         gradients.setdefault(t, []).append(worker.gradient.clone())
-        flying = worker.vector("flying", 2 * dim + 1)[:dim]
-        left.setdefault(t, []).append(worker.vector("undelivered") + flying)
+        in_flight = worker.vector("in_flight", 2 * dim + 1)[:dim]
+        left.setdefault(t, []).append(worker.vector("undelivered") + in_flight)
 
-    method.adam = adam
+    method.adam_step = adam_step
     world = AnyOrderWorld(method, steps=steps, choices=choices, seed=seed, dim=dim, apart=False, stepped=stepped)
     world.run()
     given_so_far, arrived_so_far = zeros, zeros

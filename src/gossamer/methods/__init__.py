@@ -1,7 +1,8 @@
 """The methods, in one table by name.
 
-A new method is one file beside these and one row here: the command line, the virtual cluster and the tests that every
-method must pass find it in the table.
+To add a method, write one file in this folder and add one row here. The command line, the virtual cluster, the planner
+and the tests that every method must pass find it in the table. No module here imports torch when it is imported: the
+command line lists methods and their options without it.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ __all__ = ["METHODS", "Method", "MethodConfig", "find"]
 
 
 def find(name: str) -> type[Method]:
-    """The method called ``name``; an ``InputError`` that lists the table if there is none."""
+    """Return the method called ``name``. Raise an ``InputError`` that lists the table if there is none."""
     if name not in METHODS:
         raise unknown("method", name, METHODS)
     return METHODS[name]

@@ -1,16 +1,20 @@
-"""All-reduce: gradients averaged over all workers before every step, what DDP computes. The baseline::
+"""All-reduce: the gradients are averaged over all workers before every step, as DDP does. The baseline:
 
     x_i ← Update(x_i, mean_j g_j)
 
 What travels: one all-reduce of the gradient per step, ``2(n−1)/n · 4P`` bytes sent per worker in float32 with a ring.
-Everybody waits for the slowest worker and for the network, every step. No extra memory.
+All workers wait for the slowest one and for the network in every step. No extra memory.
 """
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from gossamer.effects import Mean, MethodGenerator, Update
 from gossamer.methods.method import Method
-from gossamer.worker import Worker
+
+if TYPE_CHECKING:
+    from gossamer.worker import Worker
 
 
 class AllReduce(Method):
@@ -19,6 +23,7 @@ class AllReduce(Method):
     name = "allreduce"
     summary = "gradients averaged exactly every step, everybody waits: what DDP computes (baseline)"
     lockstep = True
+    uses_topology = False
     same_updates = True
 
     def step(self, worker: Worker) -> MethodGenerator:

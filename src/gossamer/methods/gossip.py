@@ -1,16 +1,15 @@
 """Asynchronous pairwise gossip: the baseline that A²CiD² accelerates.
 
-Workers make gradient steps at their own pace. Beside that, each averages with one neighbour at a time::
+Workers do gradient steps at their own pace. In the background, each averages with one neighbour at a time:
 
     gradient:   Update(x)
     exchange:   s = x ;  send s, receive s' ;  x −= ½ (s − s')
 
-Both peers use the same difference ``s − s'``, so an exchange leaves the mean of all workers where it was, and a
-gradient step made while the message was under way is never lost.
+Both peers apply the same difference ``s − s'``. So an exchange does not change the mean of all workers, and no step
+that a worker did while the message was in flight is lost.
 
-What travels: one vector of parameters each way per exchange, ``rate`` exchanges per gradient, so
-``rate · 4P`` bytes sent per worker and step in float32. Extra memory: one snapshot of the parameters and one buffer
-for the peer's.
+What travels: one vector of parameters each way per exchange, ``rate`` exchanges per gradient, so ``rate · 4P`` bytes
+sent per worker and step in float32. Extra memory: one snapshot of the parameters, and one buffer for the peer's.
 
 Reference: the η = 0, α = α̃ = ½ case of Nabli, Belilovsky, Oyallon, "A²CiD²", NeurIPS 2023.
 """
@@ -18,15 +17,17 @@ Reference: the η = 0, α = α̃ = ½ case of Nabli, Belilovsky, Oyallon, "A²Ci
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from gossamer.effects import MethodGenerator, Pair, Swap
 from gossamer.methods.method import Method, MethodConfig
 from gossamer.settings import option
-from gossamer.topology import Topology
-from gossamer.topology.disagreement import Disagreement, Pairwise
 from gossamer.vector_math import combine
-from gossamer.worker import Worker
+
+if TYPE_CHECKING:
+    from gossamer.topology import Topology
+    from gossamer.topology.disagreement import Disagreement
+    from gossamer.worker import Worker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,18 +38,21 @@ class GossipConfig(MethodConfig):
 
 
 class Gossip(Method):
-    """Asynchronous pairwise averaging with neighbours, no acceleration."""
+    """Asynchronous pairwise averaging with neighbours, without acceleration."""
 
     name = "gossip"
     summary = "asynchronous pairwise averaging with neighbours; nobody waits (A²CiD² without its momentum)"
     Config: ClassVar[type[MethodConfig]] = GossipConfig
     pairwise = True
+    planned_options = ({"rate": 0.5}, {"rate": 1.0}, {"rate": 2.0})
 
     def __init__(self, config: GossipConfig, topology: Topology) -> None:
         super().__init__(config, topology)
         self.rate = config.rate
 
     def disagreement(self) -> Disagreement:
+        from gossamer.topology.disagreement import Pairwise
+
         return Pairwise(self.topology, self.rate)
 
     def background(self, worker: Worker) -> MethodGenerator:
@@ -59,5 +63,5 @@ class Gossip(Method):
             received = yield Swap(sent, peer)
             if received is not None:
                 combine((worker.x, 1.0, ((-0.5, sent), (0.5, received))))
-            # Not kept while the worker waits for its next peer.
+            # Free the memory while the worker waits for its next peer.
             del sent, received

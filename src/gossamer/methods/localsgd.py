@@ -1,38 +1,42 @@
-"""Local SGD: models averaged exactly every H steps, waited for. A baseline::
+"""Local SGD: the models are averaged exactly every H steps, and all workers wait for it. A baseline:
 
     every step:      Update(x_i)
     every H-th:      x_i = mean_j x_j
 
 What travels: one all-reduce of the parameters every ``period`` steps, ``2(n−1)/n · 4P / H`` bytes sent per worker and
-step in float32. The optimizer's own state stays local. No extra memory.
+step in float32. The optimizer state stays local. No extra memory.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from gossamer.effects import Mean, MethodGenerator, Update
 from gossamer.methods.method import Method, MethodConfig
 from gossamer.settings import option
-from gossamer.topology import Topology
-from gossamer.worker import Worker
+
+if TYPE_CHECKING:
+    from gossamer.topology import Topology
+    from gossamer.worker import Worker
 
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSGDConfig(MethodConfig):
     """Settings of local SGD."""
 
-    period: int = option(8, "local steps between two averagings", least=1)
+    period: int = option(8, "local steps between two averagings", minimum=1)
 
 
 class LocalSGD(Method):
-    """Local steps, and an exact average that everybody waits for."""
+    """Local steps, and an exact average that all workers wait for."""
 
     name = "localsgd"
     summary = "models averaged exactly every few steps, everybody waits (baseline)"
     Config: ClassVar[type[MethodConfig]] = LocalSGDConfig
     lockstep = True
+    uses_topology = False
+    planned_options = ({"period": 4}, {"period": 8}, {"period": 16}, {"period": 32})
 
     def __init__(self, config: LocalSGDConfig, topology: Topology) -> None:
         super().__init__(config, topology)

@@ -1,15 +1,15 @@
-"""Overlapped decentralized training: each round's averaging hides behind the next gradient::
+"""Overlapped decentralized training: the averaging of each round is hidden behind the next gradient:
 
     x_i(t+1) = Σ_j w_ij x_j(t) + u_i(t)        u_i: the optimizer's update, from the gradient at x_i(t)
 
-As a worker: wait for the averaging started last step; ``x += mean − x``; Update, on the mixed parameters, so that
-weight decay acts on them; start the averaging of the new ``x`` for the next step. Nothing changes ``x`` while its
-averaging is under way, so it travels without a copy. The groups of each round come from the topology's schedule;
-every worker is in one group per round and moves to its mean (Base graphs: part of the way, ``strength``). Only
-parameters travel, the optimizer's moments stay local; AccumAdam and AccumAdamW (``gossamer.optim``) steady those when
-batches are small.
+A worker waits for the averaging that it started in the last step and adds ``mean − x`` to ``x``. Then it does the
+Update, on the mixed parameters, so that weight decay acts on them. Then it starts the averaging of the new ``x`` for
+the next step. Nothing changes ``x`` while its averaging is in flight, so no snapshot is needed. The topology's schedule
+gives the groups of each round: every worker is in one group per round and moves to its mean (with Base graphs only part
+of the way, ``strength``). Only parameters travel; the optimizer state stays local. AccumAdam and AccumAdamW
+(``gossamer.optim``) make its moments less noisy with small batches.
 
-``global_every = K`` takes an exact average over all workers every K-th step instead of the round's group.
+With ``global_every = K`` every K-th averaging is an exact mean over all workers instead of the round's group.
 
 What travels: the parameters once per step, ``2(m−1)/m · 4P`` bytes sent per worker in float32 in a group of m; in pairs
 ``4P``. Extra memory: one buffer for the mean.
@@ -21,21 +21,23 @@ ICLR 2025.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from gossamer.effects import Mean, MethodGenerator, Start, Update, Wait
 from gossamer.methods.method import Method, MethodConfig
 from gossamer.settings import option
-from gossamer.topology import Topology
-from gossamer.topology.disagreement import Disagreement, InRounds
-from gossamer.worker import Worker
+
+if TYPE_CHECKING:
+    from gossamer.topology import Topology
+    from gossamer.topology.disagreement import Disagreement
+    from gossamer.worker import Worker
 
 
 @dataclass(frozen=True, kw_only=True)
 class OverlapConfig(MethodConfig):
     """Settings of overlapped decentralized training."""
 
-    global_every: int = option(0, "an exact average over all workers every so many steps; 0: never", least=0)
+    global_every: int = option(0, "steps between two exact averages over all workers; 0: never", minimum=0)
 
 
 class Overlap(Method):
@@ -63,14 +65,16 @@ class Overlap(Method):
         worker.tickets["mix"] = yield Start(Mean(worker.x, round=round, topic="model", group=members))
 
     def disagreement(self) -> Disagreement:
+        from gossamer.topology.disagreement import InRounds
+
         return InRounds(self.topology)
 
     def merge(self, worker: Worker) -> MethodGenerator:
-        """Wait for the averaging under way, if there is one, and move to it."""
+        """Wait for the averaging in flight, if there is one, and move to its mean."""
         ticket = worker.tickets.get("mix")
         if ticket is not None:
             mean = yield Wait(ticket)
-            # Not before: a step that is broken off while it waits leaves the ticket to ``finish``.
+            # Only now: if the step is abandoned while it waits, ``finish`` still finds the ticket.
             worker.tickets.pop("mix", None)
             worker.x.lerp_(mean, worker.scalars["strength"])
 
