@@ -55,8 +55,9 @@ def imports(name):
             found |= {base} | {f"{base}.{alias.name}" for alias in node.names}
         elif isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name):
             found.add(f"{node.value.id}.{node.attr}")
-        elif isinstance(node, ast.Call) and ast.unparse(node.func) in ("__import__", "importlib.import_module"):
-            found |= {argument.value for argument in node.args if isinstance(argument, ast.Constant)}
+        elif isinstance(node, ast.Constant) and str(node.value).startswith("gossamer."):
+            # A table of modules, or of names in modules, that are loaded when they are needed.
+            found |= {str(node.value), str(node.value).rpartition(".")[0]}
     return found
 
 

@@ -5,12 +5,12 @@ from dataclasses import dataclass
 import pytest
 
 from gossamer.errors import InputError
-from gossamer.settings import Settings, from_values, kinds, option
+from gossamer.settings import Settings, from_values, field_types, option
 
 
 @dataclass(frozen=True, kw_only=True)
 class Example(Settings):
-    count: int = option(3, "how many", least=1, most=9)
+    count: int = option(3, "how many", minimum=1, maximum=9)
     step_size: float = option(0.5, "how far", above=0)
     kind: str = option("plain", "which", choices=("plain", "fancy"))
     loud: bool = option(False, "whether")
@@ -71,4 +71,4 @@ def test_bounds_hold_however_settings_are_made():
 
 
 def test_kinds():
-    assert kinds(Example) == {"count": int, "step_size": float, "kind": str, "loud": bool}
+    assert field_types(Example) == {"count": int, "step_size": float, "kind": str, "loud": bool}

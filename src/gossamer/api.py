@@ -1,24 +1,22 @@
-"""What Python programs call: simulating, and joining the workers of a job."""
+"""The two functions that Python programs call: ``join`` and ``simulate``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
-
-import networkx as nx
-import torch
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from gossamer.config import resolve
 from gossamer.errors import InputError
-from gossamer.plan.auto import AUTO, choose_for_loop
-from gossamer.process.runtime.join import join as join_workers
-from gossamer.process.runtime.swarm import Swarm
-from gossamer.process.store.rank_info import find_rank_info
 from gossamer.tasks import Task
-from gossamer.virtual.compute.optimizers import MakeOptimizer
-from gossamer.virtual.simulation import PointCallback, SimulationResult
-from gossamer.virtual.simulation import simulate as run_simulation
+
+if TYPE_CHECKING:
+    import networkx as nx
+    from torch import Tensor, nn
+    from torch.optim import Optimizer
+
+    from gossamer.process.runtime.swarm import Swarm
+    from gossamer.virtual.compute.optimizers import MakeOptimizer
+    from gossamer.virtual.simulation import PointCallback, SimulationResult
 
 
 def simulate(
@@ -32,23 +30,28 @@ def simulate(
 ) -> SimulationResult:
     """Train one model on virtual workers: real gradients, simulated time.
 
-    task
-        The name of a task, the path of a Python file that defines one, or a ``gossamer.tasks.Task``.
-    topology
-        The name of a topology, the path of an edge list, or a networkx graph of nodes 0 … n−1.
-    optimizer
-        A name, or a function from parameters to a torch optimizer. Empty: what suits the task and the method.
-    schedule
-        A name, or a function from the step number to a factor on the learning rate. Empty: what suits the task.
-    callback
-        Called with every point of the history, the same for each worker, and the events since the last.
-    settings
-        Any option of ``gossamer simulate`` by its name, such as ``method="a2cid2"``, ``workers=64``, ``lr=0.1``.
+    Args:
+        task: The name of a task, the path of a Python file that defines one, or a ``gossamer.Task``.
+        topology: The name of a topology, the path of an edge list, or a networkx graph with the nodes 0 … n−1.
+        optimizer: A name, or a function from parameters to a torch optimizer. Empty: the default of the method and
+            the task.
+        schedule: A name, or a function from the step number to a factor on the learning rate. Empty: the task's
+            default.
+        callback: Called with every point of the history, a list with one point per worker, and the events since the
+            previous point.
+        **settings: Any option of ``gossamer simulate`` by its name, such as ``method="a2cid2"``, ``workers=64``,
+            ``lr=0.1``.
 
-    >>> result = simulate(task="quadratic", method="gossip", workers=4, clock="ideal", steps=20)
-    >>> result.final.time
-    20.0
+    Returns:
+        The final figures, the history and the averaged model.
+
+    Example:
+        >>> result = simulate(task="quadratic", method="gossip", workers=4, clock="ideal", steps=20)
+        >>> result.final.time
+        20.0
     """
+    from gossamer.virtual.simulation import simulate as run_simulation
+
     values = dict(settings)
     if isinstance(task, str):
         values["task"] = task
@@ -72,7 +75,7 @@ def simulate(
 
 def join(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Optimizer,
     *,
     method: str = "a2cid2",
     topology: str | nx.Graph = "ring",
@@ -81,33 +84,40 @@ def join(
     loss: Callable[[], Tensor] | None = None,
     **settings: Any,
 ) -> Swarm:
-    """Train ``model`` together with the other workers of this job, started with torchrun as any PyTorch job.
+    """Train ``model`` together with the other workers of this job, which torchrun starts like any PyTorch job.
 
-    The loop stays as it was, ``optimizer.step()`` included::
+    The training loop stays as it is, including ``optimizer.step()``:
 
-        swarm = gossamer.join(model, optimizer, method="a2cid2", topology="ring")
-        for x, y in loader:
-            loss_fn(model(x), y).backward()
-            optimizer.step()
-            optimizer.zero_grad()
-        swarm.finish()             # identical, averaged weights everywhere
+    ```python
+    swarm = gossamer.join(model, optimizer, method="a2cid2", topology="ring")
+    for x, y in loader:
+        loss_fn(model(x), y).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    swarm.finish()  # all workers have the same, averaged weights
+    ```
 
-    method, topology
-        Names as in ``gossamer methods`` and ``gossamer topology``; a topology may also be a networkx graph. The method
-        ``auto`` measures the workers for some seconds, plans, and takes the winner and its topology; ``swarm.events``
-        says which.
-    seed
-        The same on all workers.
-    transport
-        What carries averages over more than two workers: ``gloo``, through host memory, or ``nccl``, from GPU to GPU,
-        where each worker has one to itself. Exchanges in pairs always go through host memory.
-    loss
-        For ``auto``: a function that returns the loss of one mini-batch, such as ``lambda: loss_fn(model(x), y)``, to
-        time a step with. The model and the optimizer are put back as they were.
-    settings
-        Options of the method by name, such as ``rate=2``.
+    Args:
+        model: The model. Its trainable parameters become views of one flat vector, and all workers start from the
+            weights of one of them.
+        optimizer: The optimizer of the model's parameters.
+        method: A name that ``gossamer methods`` lists. ``auto`` measures the workers for some seconds, plans, and
+            uses the best method and topology; ``swarm.events`` tells which.
+        topology: A name that ``gossamer topology`` lists, or a networkx graph with the nodes 0 … n−1.
+        seed: Seed of all random choices. It must be the same on all workers.
+        transport: Transport of collectives among more than two workers: ``gloo``, through host memory, or ``nccl``,
+            between GPUs, if each worker has its own. Pairwise exchanges always go through host memory.
+        loss: Only for ``auto``, to time a step: a function that returns the loss of one mini-batch, such as
+            ``lambda: loss_fn(model(x), y)``. The model and the optimizer are restored afterwards.
+        **settings: Options of the method by name, such as ``rate=2``.
+
+    Returns:
+        The handle of this worker, with which the program evaluates, checkpoints and finishes.
     """
-    if method != AUTO:
+    from gossamer.process.runtime.join import join as join_workers
+    from gossamer.process.store.rank_info import find_rank_info
+
+    if method != "auto":
         return join_workers(
             model, optimizer, method=method, topology=topology, seed=seed, transport=transport, **settings
         )
@@ -117,6 +127,8 @@ def join(
         )
     if settings or topology != "ring":
         raise InputError("method auto chooses the topology and the options too: leave them out, or name a method")
+    from gossamer.plan.auto import choose_for_loop
+
     choice, chosen = choose_for_loop(find_rank_info(), model, optimizer, loss)
     swarm = join_workers(model, optimizer, seed=seed, transport=transport, **chosen)
     swarm.events.append(f"auto: {choice.verdict}")

@@ -1,6 +1,7 @@
-"""What a run is: its settings, from the command line, a file and what suits the task and the method, put together.
+"""The settings of a run, and how a run is built from them.
 
-A value given by the user wins over the method's preference, that over the task's, that over the general default.
+A value that the user gives wins over the method's preference, which wins over the task's, which wins over the general
+default.
 """
 
 from __future__ import annotations
@@ -10,13 +11,9 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import networkx as nx
-import torch
-from torch import nn
-
-from gossamer import optim, tasks
+from gossamer import tasks
 from gossamer.errors import InputError, unknown
 from gossamer.hardware import HardwareConfig
 from gossamer.methods import METHODS, Method, MethodConfig, find
@@ -24,47 +21,54 @@ from gossamer.settings import Settings, from_values, option
 from gossamer.tasks import Task, TaskConfig
 from gossamer.topology import Topology, build
 from gossamer.topology import names as topologies
-from gossamer.virtual.compute.evaluator import GRADIENT_BACKENDS, PRECISIONS
-from gossamer.virtual.compute.optimizers import MakeOptimizer
+
+if TYPE_CHECKING:
+    import networkx as nx
+    import torch
+    from torch import nn
+
+    from gossamer.virtual.compute.optimizers import MakeOptimizer
 
 SCHEDULES = ("constant", "cosine", "linear", "step")
+PRECISIONS = ("float32", "bfloat16")
+GRADIENT_BACKENDS = ("auto", "batched", "graph", "loop")
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunConfig(Settings):
-    """What every run has, whatever its method, task and hardware."""
+    """Settings of every run, whatever its method, task and hardware."""
 
-    task: str = option("digits", "what to train: a task's name, or a Python file that defines one")
-    method: str = option("a2cid2", "how to train; several, with commas between them, are compared")
-    topology: str = option("ring", "who talks to whom: a name, or an edge-list file")
-    workers: int = option(16, "how many workers", least=1)
-    steps: int = option(200, "steps per worker; time units on the ideal clock", least=1)
-    epochs: float = option(0.0, "passes over the data by all workers together, instead of --steps", least=0)
+    task: str = option("digits", "what to train: the name of a task, or a Python file that defines one")
+    method: str = option("a2cid2", "how to train; several, separated by commas, are compared")
+    topology: str = option("ring", "the graph of the workers: a name, or an edge-list file")
+    workers: int = option(16, "number of workers", minimum=1)
+    steps: int = option(200, "steps per worker; time units on the ideal clock", minimum=1)
+    epochs: float = option(0.0, "passes over the data by all workers together, instead of --steps", minimum=0)
     optimizer: str = option("sgd", "any optimizer of torch by name, or accumadam, accumadamw")
-    lr: float = option(0.05, "learning rate", least=0)
-    momentum: float = option(0.9, "momentum, for optimizers that have one", least=0, most=1)
-    weight_decay: float = option(0.0, "weight decay", least=0)
-    accumadam_period: int = option(4, "steps over which AccumAdam gathers gradients for its moments", least=1)
+    lr: float = option(0.05, "learning rate", minimum=0)
+    momentum: float = option(0.9, "momentum, for optimizers that have one", minimum=0, maximum=1)
+    weight_decay: float = option(0.0, "weight decay", minimum=0)
+    accumadam_period: int = option(4, "steps over which AccumAdam accumulates gradients for its moments", minimum=1)
     schedule: str = option("constant", "how the learning rate changes over the run", choices=SCHEDULES)
-    lr_warmup: int = option(0, "steps over which the learning rate rises at the start", least=0)
-    batch: int = option(32, "samples per mini-batch and worker", least=1)
-    partition: str = option("iid", "who has which data: iid, dirichlet:ALPHA or by-class")
-    seed: int = option(0, "all randomness comes from it", least=0, most=2**63 - 1)
+    lr_warmup: int = option(0, "steps over which the learning rate rises at the start", minimum=0)
+    batch: int = option(32, "samples per mini-batch and worker", minimum=1)
+    partition: str = option("iid", "how the data is dealt to the workers: iid, dirichlet:ALPHA or by-class")
+    seed: int = option(0, "seed of all random numbers", minimum=0, maximum=2**63 - 1)
     clock: str = option(
         "hardware", "ideal: the papers' Poisson model; hardware: described machines", choices=("ideal", "hardware")
     )
     device: str = option("cpu", "where to compute: cpu or cuda")
     precision: str = option(
-        "float32", "what models compute in; bfloat16: by autocast, weights stay as they are", choices=PRECISIONS
+        "float32", "arithmetic of the models; bfloat16: by autocast, weights keep their dtype", choices=PRECISIONS
     )
     gradient_backend: str = option("auto", "how the workers' gradients are computed", choices=GRADIENT_BACKENDS)
     eval_every: int = option(
-        0, "history points between two evaluations on the test set; 0: as often as is cheap", least=0
+        0, "history points between two evaluations on the test set; 0: as often as is cheap", minimum=0
     )
 
 
 SECTIONS: tuple[type[Settings], ...] = (RunConfig, HardwareConfig, TaskConfig)
-"""The settings that do not belong to a method."""
+"""The settings classes that do not belong to a method."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +86,11 @@ class Run:
     """Step number → factor on the learning rate."""
 
     def method(self) -> Method:
-        """The method, set up for this topology."""
+        """Return the method, set up for this topology."""
         return find(self.config.method)(self.method_config, self.topology)
 
     def values(self) -> dict[str, Any]:
-        """All settings by name, as a file would give them."""
+        """Return all settings by name, as in a configuration file."""
         merged: dict[str, Any] = {}
         for settings in (self.config, self.task_config, self.method_config, self.hardware):
             merged |= dataclasses.asdict(settings)
@@ -94,22 +98,24 @@ class Run:
 
 
 def find_device(name: str) -> torch.device:
-    """The torch device called ``name``, if it is there."""
+    """Return the torch device called ``name``. Raise ``InputError`` if this machine does not have it."""
+    import torch
+
     try:
         device = torch.device(name)
     except RuntimeError:
         raise InputError(f"--device is {name!r}: expected cpu, cuda or cuda:N") from None
     if device.type == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device is cuda, but torch sees no CUDA device here: take --device cpu")
+        raise InputError("--device is cuda, but torch finds no CUDA device: use --device cpu")
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
-        raise InputError(f"--device is {name!r}, but there are {torch.cuda.device_count()} CUDA devices here")
+        raise InputError(f"--device is {name!r}, but this machine has {torch.cuda.device_count()} CUDA devices")
     if device.type not in ("cpu", "cuda"):
         raise InputError(f"--device is {name!r}: expected cpu, cuda or cuda:N")
     return device
 
 
 def make_schedule(kind: str, steps: int, warmup: int) -> Callable[[int], float]:
-    """Step number → factor on the learning rate."""
+    """Return the function from the step number to a factor on the learning rate."""
 
     def factor(step: int) -> float:
         if step < warmup:
@@ -127,7 +133,7 @@ def make_schedule(kind: str, steps: int, warmup: int) -> Callable[[int], float]:
 
 
 def method_fields() -> dict[str, list[str]]:
-    """Every option of every method, and the methods that have it."""
+    """Return every option of every method, with the names of the methods that have it."""
     owners: dict[str, list[str]] = {}
     for name, method in METHODS.items():
         for field in dataclasses.fields(method.Config):
@@ -143,10 +149,10 @@ def resolve(
     make_optimizer: MakeOptimizer | None = None,
     schedule: Callable[[int], float] | None = None,
 ) -> list[Run]:
-    """The runs that ``values``, by option name, describe: one per method.
+    """Return the runs that ``values`` (by option name) describe: one per method.
 
-    A task, a graph, a way to make the optimizer and a learning-rate schedule (step number → factor) may also be given
-    as objects; they win over their names.
+    A task, a graph, a function that creates the optimizer and a learning-rate schedule (step number → factor) may also
+    be given as objects, which win over their names.
     """
     _check_names(values)
     names = [name.strip() for name in str(values.get("method", RunConfig.method)).split(",")]
@@ -161,10 +167,10 @@ def resolve(
                 f"it is an option of {', '.join(owners[name])}"
             )
     hardware, task_config = from_values(HardwareConfig, values), from_values(TaskConfig, values)
-    # Bounds of what was given are checked before anything is built from it.
+    # Check the bounds of the given values before building anything from them.
     first = from_values(RunConfig, values)
     by_name = graph is None and first.topology.partition(":")[0] in topologies()
-    # A graph of the user's own says how many workers there are.
+    # The user's own graph determines the number of workers.
     workers = first.workers if by_name or "workers" in values else None
     topology = build(
         first.topology if graph is None else graph, workers=workers, seed=first.seed, nodes=hardware.nodes or None
@@ -177,7 +183,7 @@ def resolve(
 
 @dataclass(frozen=True)
 class _Shared:
-    """What the runs of one comparison have in common."""
+    """What all runs of one comparison share."""
 
     task: Task
     task_config: TaskConfig
@@ -188,19 +194,23 @@ class _Shared:
 
 
 def _run(values: Mapping[str, Any], method: type[Method], shared: _Shared) -> Run:
+    import torch
+
+    from gossamer import optim
+
     task, topology = shared.task, shared.topology
-    suited = dict(task.defaults)
-    lrs = suited.pop("lr", {})
+    defaults = dict(task.defaults)
+    lrs = defaults.pop("lr", {})
     if method.preferred_optimizer:
-        suited["optimizer"] = method.preferred_optimizer
-    optimizer = str(values.get("optimizer", suited.get("optimizer", RunConfig.optimizer))).lower()
+        defaults["optimizer"] = method.preferred_optimizer
+    optimizer = str(values.get("optimizer", defaults.get("optimizer", RunConfig.optimizer))).lower()
     if not isinstance(lrs, Mapping):
-        lrs = {suited.get("optimizer", RunConfig.optimizer): lrs}
-    suited["lr"] = lrs.get(optimizer, lrs.get(optimizer.removeprefix("accum"), optim.default_lr(optimizer)))
-    merged = {**suited, **values, "method": method.name, "optimizer": optimizer, "workers": topology.workers}
+        lrs = {defaults.get("optimizer", RunConfig.optimizer): lrs}
+    defaults["lr"] = lrs.get(optimizer, lrs.get(optimizer.removeprefix("accum"), optim.default_lr(optimizer)))
+    merged = {**defaults, **values, "method": method.name, "optimizer": optimizer, "workers": topology.workers}
     config = from_values(RunConfig, merged)
     if task.own_data and config.partition != RunConfig.partition:
-        raise InputError(f"--partition does not apply to {config.task}: there every worker has data of its own")
+        raise InputError(f"--partition does not apply to {config.task}: its workers have data of their own")
     if config.epochs:
         per_epoch = len(task.train[0]) / (config.workers * config.batch)
         config = dataclasses.replace(config, steps=max(1, math.ceil(config.epochs * per_epoch)))
@@ -216,12 +226,14 @@ def _run(values: Mapping[str, Any], method: type[Method], shared: _Shared) -> Ru
         schedule=shared.schedule or make_schedule(config.schedule, config.steps, config.lr_warmup),
     )
     if shared.make_optimizer is None:
-        # Two dimensions, since some optimizers take nothing else.
-        run.method().check_optimizer(run.make_optimizer([nn.Parameter(torch.zeros(1, 1))]))
+        # Two dimensions, because some optimizers accept nothing else.
+        run.method().check_optimizer(run.make_optimizer([torch.nn.Parameter(torch.zeros(1, 1))]))
     return run
 
 
 def _optimizer(config: RunConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
+    from gossamer import optim
+
     return optim.make(
         config.optimizer,
         parameters,
@@ -232,11 +244,13 @@ def _optimizer(config: RunConfig, parameters: Iterable[nn.Parameter]) -> torch.o
     )
 
 
-def unused(run: Run) -> list[str]:
-    """Options that describe machines and were given to a run on the ideal clock, which has none."""
-    described = ("compute", "straggler", "link", "node_link", "slow_link")
-    given = [name for name in described if getattr(run.hardware, name) != getattr(HardwareConfig, name)]
-    return ["--" + name.replace("_", "-") for name in given] if run.config.clock == "ideal" else []
+def unused_options(run: Run) -> list[str]:
+    """Return the options that describe machines but were given to a run on the ideal clock, which has none."""
+    if run.config.clock != "ideal":
+        return []
+    names = ("compute", "straggler", "link", "node_link", "slow_link")
+    given = [name for name in names if getattr(run.hardware, name) != getattr(HardwareConfig, name)]
+    return ["--" + name.replace("_", "-") for name in given]
 
 
 def _common_fields() -> set[str]:

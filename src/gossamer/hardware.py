@@ -1,4 +1,4 @@
-"""What a virtual cluster is made of: workers' compute times, nodes, links, failures, and how a person writes them."""
+"""The hardware of a cluster: compute times, nodes and links, and how they are written on the command line."""
 
 from __future__ import annotations
 
@@ -28,32 +28,32 @@ class HardwareConfig(Settings):
         "lognormal:50ms,0.1",
         "time of one gradient: T, constant:T, lognormal:MEAN,SIGMA, exponential:MEAN or sample:FILE (a time per line)",
     )
-    straggler: str = option("", "slow workers and how many times slower: RANK:FACTOR,…", metavar="RANK:FACTOR,…")
-    nodes: int = option(0, "machines that share one network card each; 0: every worker is its own", least=0)
+    straggler: str = option("", "slow workers and their slow-down factors: RANK:FACTOR,…", metavar="RANK:FACTOR,…")
+    nodes: int = option(0, "number of machines, each with one network card; 0: one machine per worker", minimum=0)
     link: str = option("1gbit/0.1ms", "links between nodes: BANDWIDTH/LATENCY")
     node_link: str = option("100gbit/0.01ms", "links inside a node: BANDWIDTH/LATENCY")
-    slow_link: str = option(
-        "", "links between two nodes that differ: NODE-NODE:BANDWIDTH/LATENCY,…", metavar="A-B:LINK,…"
+    slow_link: str = option("", "exceptions to --link: NODE-NODE:BANDWIDTH/LATENCY,…", metavar="A-B:LINK,…")
+    fail: str = option("", "workers that die, and at which simulated time: RANK@TIME,…", metavar="RANK@TIME,…")
+    join: str = option(
+        "", "workers that join or rejoin, and at which simulated time: RANK@TIME,…", metavar="RANK@TIME,…"
     )
-    fail: str = option("", "workers that die and when, in simulated time: RANK@TIME,…", metavar="RANK@TIME,…")
-    join: str = option("", "workers that (re)join and when: RANK@TIME,…", metavar="RANK@TIME,…")
 
 
 @dataclass(frozen=True)
 class Link:
-    """How fast one flow over a link is when it is alone there."""
+    """Bandwidth and latency of a link, for one flow that has it to itself."""
 
     bytes_per_s: float
     latency_s: float
 
 
 def parse_seconds(text: str, what: str) -> float:
-    """``100ms``, ``0.1s`` or ``0.1`` as seconds."""
+    """Return ``100ms``, ``0.1s`` or ``0.1`` in seconds. ``what`` names the option in errors."""
     return _quantity(text, _SECONDS, what, "a time such as 100ms or 0.1s")
 
 
 def parse_link(text: str, what: str) -> Link:
-    """``200mbit/5ms`` as a link; the latency may be left out."""
+    """Return the link written as ``200mbit/5ms``; the latency may be omitted. ``what`` names the option in errors."""
     speed, _, latency = text.partition("/")
     bytes_per_s = _quantity(speed, _BYTES_PER_SECOND, what, "a link such as 200mbit/5ms, 1gbit or inf")
     if bytes_per_s <= 0:
@@ -74,18 +74,18 @@ def _quantity(text: str, units: dict[str, float], what: str, expected: str) -> f
 
 
 def parse_ranked(text: str, separator: str, what: str, workers: int) -> list[tuple[int, float]]:
-    """``3:5,7:2`` as pairs of a worker's rank and a number."""
+    """Return ``3:5,7:2`` as pairs of a rank and a number. ``what`` names the option in errors."""
     pairs = []
     for item in filter(None, (item.strip() for item in text.split(","))):
-        rank, found, number = item.partition(separator)
+        rank, _, number = item.partition(separator)
         try:
             pair = (int(rank), float(number))
         except ValueError:
-            found = ""
-        if not found or math.isnan(pair[1]):
+            pair = (0, math.nan)
+        if math.isnan(pair[1]):
             raise InputError(f"{what} has {item!r}: expected RANK{separator}NUMBER, such as 3{separator}5")
         if not 0 <= pair[0] < workers:
-            raise InputError(f"{what} names worker {pair[0]}: expected 0 to {workers - 1}, there are {workers} workers")
+            raise InputError(f"{what} names worker {pair[0]}: expected 0 to {workers - 1}")
         if not 0 <= pair[1] < math.inf:
             raise InputError(f"{what} has {item!r}: expected a finite number of 0 or more")
         pairs.append(pair)
@@ -93,7 +93,7 @@ def parse_ranked(text: str, separator: str, what: str, workers: int) -> list[tup
 
 
 class ComputeTimes:
-    """How long a worker's gradients take."""
+    """Distribution of the time that a gradient takes, per worker."""
 
     def __init__(self, spec: str, straggler: str, workers: int) -> None:
         kind, _, numbers = spec.partition(":")
@@ -126,15 +126,15 @@ class ComputeTimes:
             raise InputError(f"--compute is {spec!r}: expected a time above 0")
 
     def mean(self, rank: int) -> float:
-        """The average time of this worker's gradients, in seconds."""
+        """Return the mean time of this worker's gradients, in seconds."""
         return self.mean_s * float(self.factor[rank])
 
     def draw(self, rank: int, rng: np.random.Generator) -> float:
-        """The time of this worker's next gradient, in seconds."""
+        """Draw the time of this worker's next gradient, in seconds."""
         return self.draw_many(rank, rng, 1)[0]
 
     def draw_many(self, rank: int, rng: np.random.Generator, count: int) -> list[float]:
-        """The times of this worker's next gradients, in seconds."""
+        """Draw the times of this worker's next ``count`` gradients, in seconds."""
         mean = self.mean(rank)
         if self.kind == "constant":
             return [mean] * count
@@ -156,25 +156,25 @@ def _read_sample(path: str) -> np.ndarray:
             f"--compute sample: cannot read {path!r}: expected a file with one time in seconds per line"
         ) from None
     except ValueError as error:
-        raise InputError(f"--compute sample: {path!r} has something that is not a number: {error}") from None
+        raise InputError(f"--compute sample: {path!r} contains something that is not a number: {error}") from None
     if sample.size == 0 or not ((sample > 0) & np.isfinite(sample)).all():
         raise InputError(f"--compute sample: {path!r} needs times above 0, one per line")
     return sample.ravel()
 
 
 class NodeLayout:
-    """Which node each worker is on, and what the links between them are."""
+    """Assignment of workers to nodes, and the links between them."""
 
     def __init__(self, config: HardwareConfig, workers: int) -> None:
         nodes = config.nodes or workers
         if workers % nodes:
             raise InputError(
-                f"--nodes is {nodes}: expected a divisor of the {workers} workers, so that nodes are alike"
+                f"--nodes is {nodes}: expected a divisor of the {workers} workers, so that nodes have equal shares"
             )
         self.num_nodes, self.per_node = nodes, workers // nodes
         self.between = parse_link(config.link, "--link")
         self.inside = parse_link(config.node_link, "--node-link")
-        self.different: dict[tuple[int, int], Link] = {}
+        self.exceptions: dict[tuple[int, int], Link] = {}
         for item in filter(None, (item.strip() for item in config.slow_link.split(","))):
             pair, _, link = item.partition(":")
             first, _, second = pair.partition("-")
@@ -183,14 +183,14 @@ class NodeLayout:
             ends = (int(first), int(second))
             if max(ends) >= nodes or ends[0] == ends[1]:
                 raise InputError(f"--slow-link has {item!r}: expected two different nodes from 0 to {nodes - 1}")
-            self.different[min(ends), max(ends)] = parse_link(link, "--slow-link")
+            self.exceptions[min(ends), max(ends)] = parse_link(link, "--slow-link")
 
     def node(self, rank: int) -> int:
         return rank // self.per_node
 
     def link(self, a: int, b: int) -> Link:
-        """The link between workers ``a`` and ``b``."""
+        """Return the link between the workers ``a`` and ``b``."""
         first, second = sorted((self.node(a), self.node(b)))
         if first == second:
             return self.inside
-        return self.different.get((first, second), self.between)
+        return self.exceptions.get((first, second), self.between)

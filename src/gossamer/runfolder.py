@@ -1,23 +1,24 @@
-"""What a run leaves on disk.
+"""The folder of a run: names, layout and writing of its files.
 
-::
-
-    DIR/run.json             what made it: format of this folder, version, command, kind and unit of its times
-    DIR/config.toml          every setting, to be given back with --config
-    DIR/metrics.jsonl        one line per point of the history, written as the run goes
-    DIR/recording.json       what the workers did and when, summed up (``recording.Recorder.document``); renewed as
-                             the run goes
+    DIR/run.json             about the run: format of this folder, version, command, kind and unit of its times
+    DIR/config.toml          every setting, in the form that --config reads
+    DIR/metrics.jsonl        one line per point of the history, appended during the run
+    DIR/recording.json       what the workers did and when, summarised (``recording.Recorder.document``); rewritten
+                             during the run
     DIR/trace.json           every single event, with --trace
-    DIR/summary.json         the final figures; missing while the run goes on
+    DIR/summary.json         the final figures, written at the end
     DIR/model.safetensors    the averaged model
-    DIR/workers/N.recording.json   of real workers: what worker N did, instead of DIR/recording.json; N.1.recording.json
-                             after it was started again
-    DIR/workers/N.trace.json       of real workers: every single event of worker N, with --trace
-    DIR/workers/N.jsonl      of real workers: what worker N said about itself, as the run goes
-    DIR/workers/N.log        of real workers: what worker N printed, tracebacks included
-    DIR/checkpoints/         of real workers: what a run can be resumed from
 
-Files are written beside their place and then renamed, so that none is ever half there; metrics grow line by line.
+Real workers write these instead of DIR/recording.json:
+
+    DIR/workers/N.recording.json   what worker N did; N.1.recording.json after its first restart
+    DIR/workers/N.trace.json       every single event of worker N, with --trace
+    DIR/workers/N.jsonl            the status of worker N, appended during the run
+    DIR/workers/N.log              the output of worker N, including tracebacks
+    DIR/checkpoints/               the checkpoints, from which --resume continues
+
+A file is written under another name and then renamed, so readers never see half of it. Only metrics and status grow
+line by line.
 """
 
 from __future__ import annotations
@@ -29,35 +30,37 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
-
-from safetensors.torch import save_file
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 import gossamer
 from gossamer.errors import InputError
-from gossamer.recording import Recorder
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from gossamer.recording import Recorder
 
 RUN, CONFIG, METRICS, SUMMARY, MODEL = "run.json", "config.toml", "metrics.jsonl", "summary.json", "model.safetensors"
 RECORDING, TRACE = "recording.json", "trace.json"
 WORKERS, CHECKPOINTS = "workers", "checkpoints"
 
 FORMAT = 1
-"""Goes up when older versions could not read a folder any more."""
+"""Version of the layout. It increases when older versions cannot read a folder any more."""
 
-SECONDS_BETWEEN_RECORDINGS = 1.0
-RECORDING_SHARE = 0.005
-"""Of the run's time that may be spent on writing recordings."""
+MIN_RECORDING_INTERVAL_S = 1.0
+MAX_RECORDING_SHARE = 0.005
+"""Share of the run's time that may be spent on writing recordings."""
 
 
 class WriteThrottle:
-    """Lets a recording be written now and then: the longer it takes, the more seldom."""
+    """Limits how often a recording is written: the longer one write takes, the longer the pause. Use as ``with``."""
 
     def __init__(self) -> None:
         self._next = self._began = 0.0
 
     @property
     def due(self) -> bool:
+        """Whether it is time for the next write."""
         return time.monotonic() >= self._next
 
     def __enter__(self) -> None:
@@ -65,11 +68,11 @@ class WriteThrottle:
 
     def __exit__(self, *_: object) -> None:
         ended = time.monotonic()
-        self._next = ended + max(SECONDS_BETWEEN_RECORDINGS, (ended - self._began) / RECORDING_SHARE)
+        self._next = ended + max(MIN_RECORDING_INTERVAL_S, (ended - self._began) / MAX_RECORDING_SHARE)
 
 
-def facts(command: str, world: str, time_unit: str) -> dict[str, Any]:
-    """What is to be known of a run before its files are read."""
+def _about(command: str, world: str, time_unit: str) -> dict[str, Any]:
+    """Return the content of ``run.json``, which readers need before all other files."""
     return {
         "format": FORMAT,
         "gossamer": gossamer.__version__,
@@ -81,7 +84,7 @@ def facts(command: str, world: str, time_unit: str) -> dict[str, Any]:
 
 
 class RunFolder:
-    """The folder of one run: made new, or, with the history that is kept of it, that of a run that goes on."""
+    """The folder of one run: a new one, or with ``history`` that of a run that is resumed."""
 
     def __init__(
         self,
@@ -95,87 +98,89 @@ class RunFolder:
         history: Sequence[Mapping[str, Any]] | None = None,
     ) -> None:
         self.path, self.recorder = path, recorder
-        self._sparingly = WriteThrottle()
+        self._throttle = WriteThrottle()
         if history is None:
             make_folder(path)
-        write_json(path / RUN, facts(command, world, time_unit))
+        write_json(path / RUN, _about(command, world, time_unit))
         lines = [_comment(command), *(f"{name} = {_toml(value)}" for name, value in config.items())]
         with _writing(path):
-            _replace(path / CONFIG, lambda place: place.write_text("\n".join(lines) + "\n", encoding="utf-8"))
+            _replace(path / CONFIG, lambda part: part.write_text("\n".join(lines) + "\n", encoding="utf-8"))
             (path / SUMMARY).unlink(missing_ok=True)
-            kept = "".join(json.dumps(point) + "\n" for point in history or ())
-            _replace(path / METRICS, lambda place: place.write_text(kept, encoding="utf-8"))
+            _replace(path / METRICS, lambda part: part.write_text(_json_lines(history or ()), encoding="utf-8"))
             self._metrics = (path / METRICS).open("a", encoding="utf-8")
 
     def metric(self, point: Mapping[str, Any]) -> None:
-        """Add one line to the metrics, and renew the recording now and then."""
+        """Append one line to the metrics, and rewrite the recording if it is due."""
         with _writing(self.path):
             self._metrics.write(json.dumps(point) + "\n")
             self._metrics.flush()
-        if self._sparingly.due:
+        if self._throttle.due:
             self._record(point["time"])
 
     def _record(self, now: float | None) -> None:
         if self.recorder is None:
             return
-        with self._sparingly:
+        with self._throttle:
             write_text(self.path / RECORDING, json.dumps(self.recorder.document(now)) + "\n")
 
     def close(
         self, summary: Mapping[str, Any], history: Sequence[Mapping[str, Any]], weights: Mapping[str, Tensor] | None
     ) -> None:
-        """The run is over, or was stopped: keep its figures, its history as it came out in the end, and its model.
+        """Write the summary, the complete history and the averaged model at the end of the run.
 
-        Real workers keep the model themselves.
+        Real workers write the model themselves: then ``weights`` is None.
         """
-        lines = "".join(json.dumps(point) + "\n" for point in history)
         with _writing(self.path):
             self._metrics.close()
-            _replace(self.path / METRICS, lambda place: place.write_text(lines, encoding="utf-8"))
+            _replace(self.path / METRICS, lambda part: part.write_text(_json_lines(history), encoding="utf-8"))
         self._record(summary["time"])
         if weights is not None:
-            about = {name: str(summary[name]) for name in ("method", "topology", "workers", "seed", "steps")}
-            save_model(self.path, weights, about)
+            metadata = {name: str(summary[name]) for name in ("method", "topology", "workers", "seed", "steps")}
+            save_model(self.path, weights, metadata)
         write_json(self.path / SUMMARY, summary)
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
-    """The points of the history that the folder of a run holds."""
+    """Return the points of the history in the folder of a run."""
     try:
         lines = (path / METRICS).read_text(encoding="utf-8").splitlines()
-        # The last line of a run that was killed may be half there.
+        # The last line of a run that was killed may be incomplete.
         return [json.loads(line) for line in lines if line.endswith("}")]
     except (OSError, ValueError) as error:
         raise InputError(f"{path / METRICS} cannot be read: {error}") from None
 
 
-def save_model(folder: Path, weights: Mapping[str, Tensor], facts: Mapping[str, str]) -> None:
-    """Keep the averaged model, with a few facts about the run."""
+def save_model(folder: Path, weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write the averaged model, with metadata about the run."""
+    from safetensors.torch import save_file
+
     with _writing(folder):
-        _replace(folder / MODEL, lambda place: save_file(dict(weights), place, metadata=dict(facts)))
+        _replace(folder / MODEL, lambda part: save_file(dict(weights), part, metadata=dict(metadata)))
 
 
 def make_folder(path: Path) -> None:
-    """Make the folder, unless it holds a run already."""
+    """Create the folder. Raise an ``InputError`` if it contains a run or cannot be written to."""
     check_folder(path)
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--out {path} cannot be made: {error.strerror}; give a folder you may write to") from None
+        raise InputError(
+            f"--out {path} cannot be created: {error.strerror}; give a folder that you may write to"
+        ) from None
     if not os.access(path, os.W_OK):
-        raise InputError(f"--out {path} cannot be written to: give a folder you may write to")
+        raise InputError(f"--out {path} cannot be written to: give a folder that you may write to")
 
 
 def check_folder(path: Path) -> None:
-    """Raise an ``InputError`` if a run cannot be kept at ``path`` because something is there already."""
+    """Raise an ``InputError`` if ``path`` is a file or a folder that contains a run."""
     if path.exists() and not path.is_dir():
-        raise InputError(f"--out {path} is a file: give the name of a folder, which will be made")
+        raise InputError(f"--out {path} is a file: give the name of a folder, which will be created")
     if any((path / name).exists() for name in (RUN, CONFIG, METRICS, SUMMARY)):
-        raise InputError(f"--out {path} already holds a run, which would be lost: give another folder")
+        raise InputError(f"--out {path} already contains a run, which would be lost: give another folder")
 
 
 def remove_if_empty(paths: Iterable[Path]) -> None:
-    """Take folders away again that nothing was put into."""
+    """Remove those folders that are empty."""
     for path in paths:
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()
@@ -186,12 +191,14 @@ def write_json(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
+    """Write a file in the folder of a run. Readers never see half of it."""
     with _writing(path.parent):
-        _replace(path, lambda place: place.write_text(text, encoding="utf-8"))
+        _replace(path, lambda part: part.write_text(text, encoding="utf-8"))
 
 
 @contextmanager
 def _writing(folder: Path) -> Iterator[None]:
+    """Turn errors of the file system into an ``InputError`` about ``--out``."""
     try:
         yield
     except OSError as error:
@@ -200,15 +207,19 @@ def _writing(folder: Path) -> Iterator[None]:
 
 
 def _replace(path: Path, write: Callable[[Path], Any]) -> None:
-    beside = path.with_name(path.name + ".part")
-    write(beside)
-    beside.replace(path)
+    part = path.with_name(path.name + ".part")
+    write(part)
+    part.replace(path)
+
+
+def _json_lines(points: Iterable[Mapping[str, Any]]) -> str:
+    return "".join(json.dumps(point) + "\n" for point in points)
 
 
 def _toml(value: Any) -> str:
-    # JSON's strings, numbers and booleans are TOML's too, but for one letter.
+    # Strings, numbers and booleans of JSON are valid in TOML, except for one character.
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
 def _comment(text: str) -> str:
-    return "# " + "".join(letter if letter.isprintable() else " " for letter in text)
+    return "# " + "".join(character if character.isprintable() else " " for character in text)

@@ -1,7 +1,7 @@
-"""Typed settings: frozen dataclasses whose fields carry their own help text and bounds.
+"""Typed settings: frozen dataclasses whose fields carry their help text and their bounds.
 
-The command line derives its options from these, a TOML file sets them by the same names, and a value out of
-bounds is one clear line wherever it came from.
+The command line derives its options from these classes, and a TOML file sets them by the same names. A value out of
+bounds raises an ``InputError`` that names the option, wherever the value came from.
 """
 
 from __future__ import annotations
@@ -20,18 +20,28 @@ def option(
     default: Any,
     help: str,
     *,
-    least: float | None = None,
+    minimum: float | None = None,
     above: float | None = None,
-    most: float | None = None,
+    maximum: float | None = None,
     choices: Sequence[str] | None = None,
     metavar: str = "",
 ) -> Any:
-    """A field of a settings class: its default, what it means, and what values it may take."""
+    """Declare a field of a settings class.
+
+    Args:
+        default: The value if none is given.
+        help: One line for ``--help``.
+        minimum: Smallest value allowed.
+        above: Values have to be larger than this.
+        maximum: Largest value allowed.
+        choices: The values allowed, for text.
+        metavar: What ``--help`` shows for the value; by default it depends on the type of the field.
+    """
     metadata = {
         "help": help,
-        "least": least,
+        "minimum": minimum,
         "above": above,
-        "most": most,
+        "maximum": maximum,
         "choices": choices,
         "metavar": metavar,
     }
@@ -39,36 +49,50 @@ def option(
 
 
 class Settings:
-    """Base of all settings classes: checks every field against its bounds when one is made."""
+    """Base of all settings classes. Checks every field against its bounds when an instance is created."""
 
     def __post_init__(self) -> None:
         for field in dataclasses.fields(self):  # type: ignore[arg-type]
-            check(field, getattr(self, field.name))
+            _check(field, getattr(self, field.name))
 
 
-def check(field: dataclasses.Field[Any], value: Any) -> None:
-    """Raise an ``InputError`` that names the option if ``value`` is not one the field may take."""
-    flag, meta = "--" + field.name.replace("_", "-"), field.metadata
+def from_values(cls: type[S], values: Mapping[str, Any]) -> S:
+    """Return settings of class ``cls`` from plain values by field name; other names are ignored."""
+    types = field_types(cls)
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    known = {name: _convert(fields[name], types[name], value) for name, value in values.items() if name in fields}
+    return cls(**known)
+
+
+def field_types(cls: type) -> dict[str, type]:
+    """Return the type of each field of a settings class, by name."""
+    hints = get_type_hints(cls)
+    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}
+
+
+def _check(field: dataclasses.Field[Any], value: Any) -> None:
+    """Raise an ``InputError`` that names the option if ``value`` is out of the field's bounds."""
+    flag, meta = _flag(field), field.metadata
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        least, above, most = meta.get("least"), meta.get("above"), meta.get("most")
+        minimum, above, maximum = meta.get("minimum"), meta.get("above"), meta.get("maximum")
         if isinstance(value, float) and math.isnan(value):
             raise InputError(f"{flag} is not a number: give one, such as {field.default}")
         if math.isinf(value):
             raise InputError(f"{flag} is {value}: expected a finite number, such as {field.default}")
-        if least is not None and value < least:
-            raise InputError(f"{flag} is {value}: expected {least} or more")
+        if minimum is not None and value < minimum:
+            raise InputError(f"{flag} is {value}: expected {minimum} or more")
         if above is not None and value <= above:
             raise InputError(f"{flag} is {value}: expected more than {above}")
-        if most is not None and value > most:
-            raise InputError(f"{flag} is {value}: expected {most} or less")
+        if maximum is not None and value > maximum:
+            raise InputError(f"{flag} is {value}: expected {maximum} or less")
     choices = meta.get("choices")
     if choices and value not in choices:
         raise unknown(f"value for {flag}", str(value), choices)
 
 
-def convert(field: dataclasses.Field[Any], kind: type, value: Any) -> Any:
-    """``value``, from a file or the command line, as the field's own type."""
-    flag = "--" + field.name.replace("_", "-")
+def _convert(field: dataclasses.Field[Any], kind: type, value: Any) -> Any:
+    """Return ``value``, from a file or the command line, as the type of the field."""
+    flag = _flag(field)
     if kind is bool:
         if isinstance(value, bool):
             return value
@@ -76,29 +100,19 @@ def convert(field: dataclasses.Field[Any], kind: type, value: Any) -> Any:
             return str(value).lower() in ("true", "yes", "1")
         raise InputError(f"{flag} is {value!r}: expected true or false")
     if isinstance(value, bool):
-        raise InputError(f"{flag} is {value!r}: expected {_words(kind)}")
+        raise InputError(f"{flag} is {value!r}: expected {_type_name(kind)}")
     try:
         converted = kind(value)
     except (TypeError, ValueError, OverflowError):
-        raise InputError(f"{flag} is {value!r}: expected {_words(kind)}") from None
+        raise InputError(f"{flag} is {value!r}: expected {_type_name(kind)}") from None
     if kind is int and isinstance(value, float) and converted != value:
-        raise InputError(f"{flag} is {value!r}: expected {_words(kind)}")
+        raise InputError(f"{flag} is {value!r}: expected {_type_name(kind)}")
     return converted
 
 
-def from_values(cls: type[S], values: Mapping[str, Any]) -> S:
-    """Settings of class ``cls`` from plain values by field name; names it does not have are left alone."""
-    types = kinds(cls)
-    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
-    known = {name: convert(fields[name], types[name], value) for name, value in values.items() if name in fields}
-    return cls(**known)
+def _flag(field: dataclasses.Field[Any]) -> str:
+    return "--" + field.name.replace("_", "-")
 
 
-def _words(kind: type) -> str:
+def _type_name(kind: type) -> str:
     return {int: "a whole number", float: "a number", str: "text"}.get(kind, kind.__name__)
-
-
-def kinds(cls: type) -> dict[str, type]:
-    """The type of each field of a settings class, by name."""
-    hints = get_type_hints(cls)
-    return {field.name: hints[field.name] for field in dataclasses.fields(cls)}

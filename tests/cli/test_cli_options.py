@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 
+from gossamer import __version__
 from gossamer.config import SECTIONS
 from gossamer.methods import METHODS
 from gossamer.topology import names as topologies
@@ -18,9 +19,9 @@ def test_every_setting_is_an_option_with_its_help(gossamer):
     for field in (field for settings in classes for field in dataclasses.fields(settings)):
         assert f"--{field.name.replace('_', '-')} " in words
     # One of each section, to the letter.
-    assert "--workers N how many workers (default: 16)" in words
+    assert "--workers N number of workers (default: 16)" in words
     assert "--dim N length of the parameter vector (consensus, quadratic) (default: 64)" in words
-    assert "--nodes N machines that share one network card each; 0: every worker is its own (default: 0)" in words
+    assert "--nodes N number of machines, each with one network card; 0: one machine per worker (default: 0)" in words
     assert "--rate X exchanges per worker and gradient (default: a2cid2 1.0, gossip 1.0)" in words
 
 
@@ -41,7 +42,7 @@ def test_gossamer_alone_shows_what_there_is(gossamer):
 
 def test_version(gossamer):
     shown = gossamer("--version")
-    assert (shown.code, shown.out, shown.err) == (0, "gossamer 0.1.0\n", "")
+    assert (shown.code, shown.out, shown.err) == (0, f"gossamer {__version__}\n", "")
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_version(gossamer):
         (("topology", "ring", "--workers", "0"), ("--workers is 0",)),
         (("topology", "ring", "--workers", "1.5"), ("--workers is '1.5'", "whole number")),
         (("topology", "ring", "--rate", "nan"), ("--rate is nan",)),
-        (("topology", "ring", "--rate", "inf"), ("exchange rate of inf",)),
+        (("topology", "ring", "--rate", "inf"), ("exchange rate cannot be inf",)),
         (("topology", "ring", "--seed", "-1"), ("--seed is -1",)),
         (("topology", "ring", "--plot", "picture.doc"), ("picture.doc", ".png")),
         (("topology", "ring", "--plot", "no/such/folder.png"), ("no/such/folder.png",)),

@@ -57,11 +57,11 @@ def test_several_methods_have_a_folder_each(gossamer, quick, tmp_path):
 def test_a_run_is_never_written_over(gossamer, quick, tmp_path):
     gossamer(*quick, "--method", "gossip,lasgd", "--out", "run")
     before = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
-    gossamer(*quick, "--out", "run").refused("run already holds a run")
-    gossamer(*quick, "--out", "run/lasgd").refused("run/lasgd already holds a run")
+    gossamer(*quick, "--out", "run").refused("run already contains a run")
+    gossamer(*quick, "--out", "run/lasgd").refused("run/lasgd already contains a run")
     (tmp_path / "run" / "summary.json").unlink()
     # As after a crash: found before the first method is trained.
-    gossamer(*quick, "--method", "allreduce,lasgd", "--out", "run").refused("run/lasgd already holds a run")
+    gossamer(*quick, "--method", "allreduce,lasgd", "--out", "run").refused("run/lasgd already contains a run")
     after = {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()}
     assert after == {path: content for path, content in before.items() if path != tmp_path / "run" / "summary.json"}
 
@@ -76,7 +76,7 @@ def test_settings_that_cannot_be_used_leave_no_folder(gossamer, quick, tmp_path,
 def test_a_file_in_the_way(gossamer, quick, tmp_path):
     (tmp_path / "taken").write_text("mine")
     gossamer(*quick, "--out", "taken").refused("taken is a file")
-    gossamer(*quick, "--out", "taken/run").refused("taken/run cannot be made")
+    gossamer(*quick, "--out", "taken/run").refused("taken/run cannot be created")
     assert (tmp_path / "taken").read_text() == "mine"
 
 
@@ -84,7 +84,7 @@ def test_a_file_in_the_way(gossamer, quick, tmp_path):
 def test_a_folder_that_may_not_be_written_to(gossamer, quick, tmp_path):
     (tmp_path / "locked").mkdir(mode=0o500)
     gossamer(*quick, "--out", "locked").refused("locked cannot be written to")
-    gossamer(*quick, "--out", "locked/run").refused("locked/run cannot be made")
+    gossamer(*quick, "--out", "locked/run").refused("locked/run cannot be created")
 
 
 def test_a_full_disk_is_one_line(gossamer, quick, monkeypatch):
@@ -132,7 +132,7 @@ def test_options_win_over_the_file_and_lists_are_commas(gossamer, tmp_path):
         ("workers = true", ("--workers is True",)),
         ("lr = 2024-01-01", ("lr is not a plain value",)),
         ("[run.method]\nx = 1", ("method is not a plain value",)),
-        ("[a]\nlr = 1\n[b]\nlr = 2", ("lr is there twice",)),
+        ("[a]\nlr = 1\n[b]\nlr = 2", ("lr is given twice",)),
     ],
 )
 def test_a_config_that_cannot_be_used_is_one_line(gossamer, tmp_path, text, words):

@@ -1,4 +1,4 @@
-"""Command-line options derived from the settings classes."""
+"""Options of a run, derived from the settings classes: adding them to a parser, and reading their values back."""
 
 from __future__ import annotations
 
@@ -10,49 +10,17 @@ import tomllib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NoReturn
+from typing import Any
 
 from gossamer.config import SECTIONS, RunConfig, method_fields
 from gossamer.errors import InputError
 from gossamer.hardware import HardwareConfig
 from gossamer.methods import METHODS
-from gossamer.settings import kinds
+from gossamer.settings import field_types
 from gossamer.tasks import TaskConfig
 
-
-class Parser(argparse.ArgumentParser):
-    """A parser whose errors are one line each and guess what was meant."""
-
-    def error(self, message: str) -> NoReturn:
-        raise InputError(message.removeprefix("argument ").replace(": expected one argument", ": expected a value"))
-
-    def parse(self, arguments: Sequence[str]) -> argparse.Namespace:
-        known, rest = self.parse_known_args(arguments)
-        if rest:
-            flags = sorted(self.flags(known))
-            close = difflib.get_close_matches(rest[0].partition("=")[0], flags, n=1)
-            hint = f"did you mean {close[0]}?" if close else "see --help for the options there are"
-            raise InputError(f"unknown option {rest[0]}: {hint}")
-        return known
-
-    def flags(self, known: argparse.Namespace) -> set[str]:
-        """The options of this parser and of the command that was given."""
-        found = set(self._option_string_actions)
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction) and getattr(known, "command", None) in action.choices:
-                found |= set(action.choices[known.command]._option_string_actions)
-        return found
-
-
-def add_out_option(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--out", metavar="DIR", help="keep the run in this folder: config, metrics, weights, summary")
-
-
-def out_folder(parsed: argparse.Namespace) -> Path | None:
-    """The folder that --out asks for."""
-    if parsed.out == "":
-        raise InputError("--out is empty: expected the name of a folder, which will be made")
-    return None if parsed.out is None else Path(parsed.out)
+PREFIX = "setting_"
+"""Settings of a run have names with this prefix in the parsed arguments, which sets them apart from other options."""
 
 
 def add_run_options(
@@ -62,64 +30,67 @@ def add_run_options(
     hidden: Sequence[str] = (),
     differing: Mapping[str, tuple[str, str]] = MappingProxyType({}),
 ) -> None:
-    """Every setting of a run as an option; only those that are given are in the outcome.
+    """Add every setting of a run as an option. The parsed arguments contain only those that were given.
 
+    hardware
+        Title of the group of options that describe the machines.
     hidden
-        Options that the help does not show, since they do not apply; they are refused later, with a reason.
+        Names of settings that do not apply to the command: the help does not list them. Whoever uses them gets an
+        error later, with the reason.
     differing
-        Options whose help or default is not the usual one: (help, default) by name.
+        (help, default) by name, for settings whose help or default differs from that in the settings class.
     """
-    parser.add_argument("--config", metavar="FILE", help="a TOML file with any of these options; those given here win")
-    groups = (("run", RunConfig), ("task", TaskConfig), (hardware, HardwareConfig))
-    for title, settings in groups:
+    parser.add_argument("--config", metavar="FILE", help="a TOML file with any of these options; the command line wins")
+    for title, settings in (("run", RunConfig), ("task", TaskConfig), (hardware, HardwareConfig)):
         group = parser.add_argument_group(title)
         for field in dataclasses.fields(settings):
-            words, default = differing.get(field.name, (field.metadata["help"], str(field.default)))
-            shown = None if field.name in hidden else words
-            _add(group, field, kinds(settings)[field.name], shown, f"default: {default}" if default else "")
+            help, default = differing.get(field.name, (field.metadata["help"], str(field.default)))
+            shown = None if field.name in hidden else help
+            _add_option(
+                group, field, field_types(settings)[field.name], shown, f"default: {default}" if default else ""
+            )
     group = parser.add_argument_group("methods")
     owners: dict[str, list[tuple[str, dataclasses.Field[Any], type]]] = {}
     for name, method in METHODS.items():
         for field in dataclasses.fields(method.Config):
-            owners.setdefault(field.name, []).append((name, field, kinds(method.Config)[field.name]))
+            owners.setdefault(field.name, []).append((name, field, field_types(method.Config)[field.name]))
     for rows in owners.values():
         defaults = ", ".join(f"{name} {field.default}" for name, field, _ in rows)
-        _add(group, rows[0][1], rows[0][2], rows[0][1].metadata["help"], f"default: {defaults}")
+        _add_option(group, rows[0][1], rows[0][2], rows[0][1].metadata["help"], f"default: {defaults}")
 
 
-def _add(group: Any, field: dataclasses.Field[Any], kind: type, words: str | None, default: str) -> None:
+def _add_option(group: Any, field: dataclasses.Field[Any], kind: type, help: str | None, default: str) -> None:
     metavar = field.metadata["metavar"] or {int: "N", float: "X"}.get(kind, "TEXT")
     choices = field.metadata["choices"]
-    if words is not None and choices:
-        words += f": {', '.join(choices)}"
+    if help is not None and choices:
+        help += f": {', '.join(choices)}"
     group.add_argument(
         "--" + field.name.replace("_", "-"),
-        dest=f"setting_{field.name}",
+        dest=PREFIX + field.name,
         metavar=metavar,
         default=argparse.SUPPRESS,
-        help=argparse.SUPPRESS if words is None else (words + (f" ({default})" if default else "")).replace("%", "%%"),
+        help=argparse.SUPPRESS if help is None else (help + (f" ({default})" if default else "")).replace("%", "%%"),
     )
 
 
 def given(parsed: argparse.Namespace) -> dict[str, Any]:
-    """The settings that the command line and its --config file give, by name."""
+    """Return the settings from the command line and its --config file, by name."""
     if parsed.config == "":
         raise InputError("--config is empty: expected the path of a TOML file")
     values = {} if parsed.config is None else read_config(Path(parsed.config))
-    prefix = "setting_"
-    values |= {name.removeprefix(prefix): value for name, value in vars(parsed).items() if name.startswith(prefix)}
+    values |= {name.removeprefix(PREFIX): value for name, value in vars(parsed).items() if name.startswith(PREFIX)}
     return values
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The settings in a TOML file; tables in it are only for the reader's eye, a list is its items with commas."""
+    """Return the settings in a TOML file, by name. Table headers are ignored; a list becomes its items with commas."""
     try:
         document = tomllib.loads(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise InputError(f"--config {path} cannot be read: {error.strerror}; give the path of a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"--config {path} is not TOML: {error}") from None
-    known = option_names()
+    known = _setting_names()
     values: dict[str, Any] = {}
     for title, value in document.items():
         entries = value if isinstance(value, dict) else {title: value}
@@ -127,10 +98,10 @@ def read_config(path: Path) -> dict[str, Any]:
             name = key.replace("-", "_")
             if name not in known:
                 close = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {close[0]}?" if close else "see gossamer simulate --help for those there are"
+                hint = f"did you mean {close[0]}?" if close else "gossamer simulate --help lists them"
                 raise InputError(f"--config {path}: unknown option {key}: {hint}")
             if name in values:
-                raise InputError(f"--config {path}: {key} is there twice: keep one of them")
+                raise InputError(f"--config {path}: {key} is given twice: keep one of them")
             values[name] = _plain_value(f"--config {path}: {key}", entry)
     return values
 
@@ -143,11 +114,18 @@ def _plain_value(what: str, entry: Any) -> Any:
     return entry
 
 
-def option_names() -> set[str]:
-    """Every setting of a run, by name."""
+def _setting_names() -> set[str]:
+    """Return the names of all settings of a run."""
     return {field.name for settings in SECTIONS for field in dataclasses.fields(settings)} | set(method_fields())  # type: ignore[arg-type]
 
 
+def out_folder(parsed: argparse.Namespace) -> Path | None:
+    """Return the folder given by --out, if any."""
+    if parsed.out == "":
+        raise InputError("--out is empty: expected the name of a folder, which will be created")
+    return None if parsed.out is None else Path(parsed.out)
+
+
 def shown_command(arguments: Sequence[str]) -> str:
-    """The command as a person would type it again."""
+    """Return the command line as a user would type it."""
     return shlex.join(["gossamer", *arguments])

@@ -17,18 +17,6 @@ from gossamer.results import Point, WorkerPoint
 from gossamer.runfolder import TRACE, WORKERS
 
 
-def add_follow_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--trace",
-        nargs="?",
-        const="",
-        metavar="FILE",
-        help="write every event of every worker for Perfetto: into FILE, or into the folder of --out",
-    )
-    parser.add_argument("--tensorboard", metavar="DIR", help="write all metrics for TensorBoard into this folder")
-    parser.add_argument("--tracker", metavar="FILE", help="a Python file whose track(step, scalars) gets all metrics")
-
-
 class Trackers:
     """What follows the runs of one command, as its options say; a context manager that closes what was opened."""
 

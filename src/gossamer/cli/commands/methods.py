@@ -12,11 +12,6 @@ from gossamer.cli.output import print_json, print_table
 from gossamer.methods import METHODS, find
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", help="a method to describe in full")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-
-
 def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     chosen = list(METHODS.values()) if parsed.name is None else [find(parsed.name)]
     if parsed.json:

@@ -13,12 +13,6 @@ from gossamer.report.page import page
 from gossamer.report.runs import find_runs, read_run
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("runs", nargs="+", metavar="RUN", help="folders that simulate or train have written with --out")
-    parser.add_argument("--out", metavar="FILE", help="the page to write (default: report.html)")
-    parser.add_argument("--json", action="store_true", help="print the figures behind the page as one JSON document")
-
-
 def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     folders = list(dict.fromkeys(folder for name in parsed.runs for folder in find_runs(Path(name))))
     kept = [read_run(folder) for folder in folders]

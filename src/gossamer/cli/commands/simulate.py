@@ -17,7 +17,7 @@ from gossamer.cli.live import LiveView
 from gossamer.cli.options import given, out_folder, shown_command
 from gossamer.cli.output import counted, duration, print_json
 from gossamer.cli.trackers import Trackers
-from gossamer.config import Run, resolve, unused
+from gossamer.config import Run, resolve, unused_options
 from gossamer.report.view import TRAINING, View, WorkerRow, state_of
 from gossamer.results import Point, WorkerPoint, to_json_data
 from gossamer.runfolder import SUMMARY, RunFolder, check_folder, make_folder, remove_if_empty, write_json
@@ -31,8 +31,8 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     folders = _folders(folder, runs)
     if not parsed.json and runs[0].topology.note:
         print(f"note: {runs[0].topology.note}", file=sys.stderr)
-    if unused(runs[0]):
-        print(f"note: the ideal clock has no machines: {', '.join(unused(runs[0]))} not used", file=sys.stderr)
+    if unused_options(runs[0]):
+        print(f"note: the ideal clock has no machines: {', '.join(unused_options(runs[0]))} not used", file=sys.stderr)
     results: list[SimulationResult] = []
     try:
         with Trackers(parsed, [each.config.method for each in runs], folder is not None) as followers:

@@ -13,15 +13,6 @@ from gossamer.errors import InputError
 from gossamer.report.server import Server, Watched
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="the folder that simulate or train writes with --out")
-    parser.add_argument(
-        "--host", metavar="ADDRESS", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, only here)"
-    )
-    parser.add_argument("--port", metavar="N", default="0", help="port to listen on (default: any that is free)")
-    parser.add_argument("--json", action="store_true", help="say where it is as one JSON document")
-
-
 def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     if not parsed.port.isdecimal() or int(parsed.port) > 65535:
         raise InputError(f"--port is {parsed.port}: expected a number between 0 and 65535")

@@ -1,0 +1,179 @@
+"""The options of every command.
+
+They are apart from the commands (``gossamer.cli.commands``), so that ``--help`` and mistakes in the command line are
+answered without loading torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+
+from gossamer.cli.options import add_run_options
+from gossamer.tasks import TaskConfig
+
+PROBE_OUT = "cluster.toml"
+PROBE_SECONDS = 60.0
+PLAN_ROWS = 12
+"""Rows of the planner's table, unless --top says otherwise."""
+
+
+def add_simulate_options(parser: argparse.ArgumentParser) -> None:
+    add_run_options(parser)
+    _add_out(parser)
+    _add_trackers(parser)
+    _add_json(parser)
+
+
+def add_train_options(parser: argparse.ArgumentParser) -> None:
+    from gossamer.train.job_spec import DEFAULT_WORKERS, SIMULATED
+
+    differing = {
+        "method": (
+            "how to train; several, separated by commas, are compared; auto: probe, plan and take the best",
+            "a2cid2",
+        ),
+        "workers": ("number of workers; under torchrun as many as it started", str(DEFAULT_WORKERS)),
+        "compute": (
+            "minimum time of one gradient: T, lognormal:MEAN,SIGMA, exponential:MEAN or sample:FILE",
+            "what it takes",
+        ),
+        "nodes": ("number of machines, for topologies that are made for them", "0"),
+        "eval_every": (
+            "steps between two evaluations of a worker's own model on the test set; 0: as often as is cheap",
+            "0",
+        ),
+    }
+    add_run_options(parser, hardware="hardware", hidden=SIMULATED, differing=differing)
+    parser.add_argument(
+        "--checkpoint-every",
+        metavar="N",
+        help="write a checkpoint into the folder of --out every N steps per worker (default: never)",
+    )
+    parser.add_argument("--resume", metavar="RUN", help="resume the run in this folder, or from this checkpoint")
+    parser.add_argument("--restart", action="store_true", help="restart workers that die, if this command started them")
+    _add_out(parser)
+    _add_trackers(parser)
+    _add_json(parser)
+
+
+def add_report_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("runs", nargs="+", metavar="RUN", help="folders that simulate or train have written with --out")
+    parser.add_argument("--out", metavar="FILE", help="the page to write (default: report.html)")
+    parser.add_argument("--json", action="store_true", help="print the figures behind the page as one JSON document")
+
+
+def add_watch_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("run", metavar="RUN", help="the folder that simulate or train writes with --out")
+    parser.add_argument(
+        "--host", metavar="ADDRESS", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, only here)"
+    )
+    parser.add_argument("--port", metavar="N", default="0", help="port to listen on (default: any that is free)")
+    parser.add_argument("--json", action="store_true", help="print the address as one JSON document")
+
+
+def add_probe_options(parser: argparse.ArgumentParser) -> None:
+    from gossamer.train.job_spec import DEFAULT_WORKERS, SIMULATED
+
+    unused = ("method", "topology", "steps", "epochs", "schedule", "lr_warmup", "eval_every", "nodes")
+    differing = {
+        "workers": ("number of workers; under torchrun as many as it started", str(DEFAULT_WORKERS)),
+        "compute": ("minimum time of one gradient, as for gossamer train", "what it takes"),
+    }
+    add_run_options(parser, hardware="hardware", hidden=(*SIMULATED, *unused), differing=differing)
+    parser.add_argument(
+        "--out", metavar="FILE", default=PROBE_OUT, help=f"the cluster file to write (default: {PROBE_OUT})"
+    )
+    parser.add_argument(
+        "--seconds",
+        metavar="X",
+        default=str(PROBE_SECONDS),
+        help=f"about how long to measure, in seconds (default: {PROBE_SECONDS:g})",
+    )
+    _add_json(parser)
+
+
+def add_plan_options(parser: argparse.ArgumentParser) -> None:
+    from gossamer.plan.recommend import MAX_CONTRACTION
+    from gossamer.plan.what_if import EXAMPLES
+
+    add = parser.add_argument
+    add("--cluster", metavar="FILE", help="the cluster: written by gossamer probe, or by hand")
+    add("--task", metavar="TEXT", help="what to train: the name of a task, or a Python file that defines one")
+    for field in dataclasses.fields(TaskConfig):
+        add(f"--{field.name}", metavar="X", help=field.metadata["help"])
+    add("--optimizer", metavar="TEXT", help="the optimizer; methods that need another one are not recommended")
+    add("--batch", metavar="N", help="samples per mini-batch, for the recommended command")
+    add("--parameters", metavar="N", help="number of parameters of the model, instead of a task")
+    add("--workers", metavar="N,…", help="number of workers; several are compared (default: as in the file)")
+    add("--method", metavar="NAME,…", help="only these methods (default: all)")
+    add("--topology", metavar="NAME,…", help="only these topologies (default: all that fit)")
+    add(
+        "--mixing",
+        metavar="X",
+        default=str(MAX_CONTRACTION),
+        help=f"do not recommend plans that leave more of a disagreement per step (default: {MAX_CONTRACTION})",
+    )
+    add("--what-if", metavar="CHANGE", help=f"change one thing first: {', '.join(EXAMPLES.values())}")
+    add("--top", metavar="N", default=str(PLAN_ROWS), help=f"number of rows to print; 0: all (default: {PLAN_ROWS})")
+    add("--plot", metavar="FILE", help="draw step time over workers and over bandwidth into a .png, .svg or .pdf file")
+    add(
+        "--verify",
+        action="store_true",
+        help="run the best few with real workers, here or under torchrun, and show the errors",
+    )
+    add("--compute", metavar="TEXT", help="for --verify: minimum time of one gradient, as for gossamer train")
+    add("--straggler", metavar="RANK:FACTOR,…", help="for --verify: slow workers, as for gossamer train")
+    add("--seed", metavar="N", default="0", help="seed of all that is drawn at random (default: 0)")
+    _add_json(parser)
+
+
+def add_topology_options(parser: argparse.ArgumentParser) -> None:
+    from gossamer.topology import names
+
+    parser.add_argument("name", nargs="?", help=f"one of {', '.join(names())}, or an edge-list file; none: list them")
+    parser.add_argument("--workers", metavar="N", help="number of workers (default: 16, or as many as the file has)")
+    parser.add_argument("--nodes", metavar="N", help="number of machines (alternating-exponential-ring)")
+    parser.add_argument("--rate", metavar="X", default="1", help="exchanges per worker and gradient (default: 1)")
+    parser.add_argument("--seed", metavar="N", default="0", help="seed of random graphs (default: 0)")
+    parser.add_argument("--plot", metavar="FILE", help="draw the graph into a .png, .svg or .pdf file")
+    _add_json(parser)
+
+
+def add_methods_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", help="a method to describe in full")
+    _add_json(parser)
+
+
+ADD_OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
+    "simulate": add_simulate_options,
+    "train": add_train_options,
+    "report": add_report_options,
+    "watch": add_watch_options,
+    "probe": add_probe_options,
+    "plan": add_plan_options,
+    "topology": add_topology_options,
+    "methods": add_methods_options,
+}
+"""For each command, the function that adds its options to a parser."""
+
+
+def _add_out(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--out", metavar="DIR", help="write config, metrics, weights and summary into this folder")
+
+
+def _add_trackers(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--trace",
+        nargs="?",
+        const="",
+        metavar="FILE",
+        help="write every event of every worker for Perfetto: into FILE, or into the folder of --out",
+    )
+    parser.add_argument("--tensorboard", metavar="DIR", help="write all metrics for TensorBoard into this folder")
+    parser.add_argument("--tracker", metavar="FILE", help="a Python file whose track(step, scalars) gets all metrics")
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON document")
