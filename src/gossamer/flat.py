@@ -1,7 +1,7 @@
 """A model's trainable parameters as one flat vector, and its buffers as another.
 
-Tied weights are there once, frozen parameters not at all. Parameters keep their memory format: one in channels_last
-lies in the vector in channels_last order. Several dtypes share one vector of the widest of them.
+Tied weights occur once, frozen parameters not at all. Parameters keep their memory format: a parameter in
+channels_last has that order in the vector. If there are several dtypes, the vector has the widest of them.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from torch import Tensor, nn
 from gossamer.errors import InputError
 
 ALIGNMENT = 16
-"""Bytes: some of a GPU's kernels (cuDNN's batch norm) take for granted that a tensor begins at a multiple of these."""
+"""In bytes. Some GPU kernels (cuDNN's batch norm) require that a tensor starts at a multiple of it."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Where one tensor lies in the vector, and how to see it there."""
+    """Position, shape and strides of one tensor in the vector."""
 
     name: str
     start: int
@@ -31,15 +31,15 @@ class Part:
     dtype: torch.dtype
 
     def view(self, vector: Tensor) -> Tensor:
-        """This tensor as a view of the vector's last dimension, in the vector's dtype."""
-        # One call where taking a piece, giving it its shape and bringing its axes in order would be three.
+        """Return the tensor as a view of the vector's last dimension, in the vector's dtype."""
+        # One call instead of three: slice, view and permute.
         assert vector.stride(-1) == 1 or vector.shape[-1] <= 1
         strides = vector.stride()[:-1] + self.strides
         return vector.as_strided(vector.shape[:-1] + self.shape, strides, vector.storage_offset() + self.start)
 
 
 def usable(tensor: Tensor) -> bool:
-    """Whether a model can work with this tensor where it lies; else it needs a copy."""
+    """Whether a model can use this tensor where it is in memory; otherwise it needs a copy."""
     return tensor.device.type == "cpu" or tensor.data_ptr() % ALIGNMENT == 0
 
 
@@ -50,9 +50,9 @@ class Flat:
         self.parts: list[Part] = []
         end = 0
         for name, tensor in named:
-            # Axes by falling stride: the order in which a dense tensor lies in memory.
-            own = tensor.stride()
-            axes = sorted(range(tensor.dim()), key=lambda axis: (-own[axis], axis))
+            # Axes by decreasing stride: the order of a dense tensor in memory.
+            memory_strides = tensor.stride()
+            axes = sorted(range(tensor.dim()), key=lambda axis: (-memory_strides[axis], axis))
             strides, step = [0] * tensor.dim(), 1
             for axis in reversed(axes):
                 strides[axis] = step
@@ -66,7 +66,7 @@ class Flat:
 
     @classmethod
     def of_parameters(cls, model: nn.Module) -> Flat:
-        """The layout of what ``model`` trains."""
+        """Return the layout of the trainable parameters of ``model``."""
         flat = cls((name, p.detach()) for name, p in model.named_parameters() if p.requires_grad)
         if flat.size == 0:
             raise InputError(f"{type(model).__name__} has no trainable parameters: nothing to train")
@@ -74,17 +74,17 @@ class Flat:
 
     @classmethod
     def of_buffers(cls, model: nn.Module) -> Flat:
-        """The layout of the floating-point buffers of ``model``, such as batch norm's running statistics."""
+        """Return the layout of the floating-point buffers of ``model``, such as batch norm's running statistics."""
         return cls((name, b) for name, b in model.named_buffers() if b.is_floating_point())
 
     def split(self, vector: Tensor) -> tuple[list[Part], list[Part]]:
-        """The parts whose tensors a model can have as views of ``vector``, and those that need memory of their own."""
+        """Return the parts that a model can use as views of ``vector``, and those that need memory of their own."""
         viewed = {part.name for part in self.parts if part.dtype == self.dtype and usable(part.view(vector))}
         apart = [part for part in self.parts if part.name not in viewed]
         return [part for part in self.parts if part.name in viewed], apart
 
     def views(self, vector: Tensor) -> dict[str, Tensor]:
-        """The named tensors as views of ``vector`` (copies where their dtype differs, or they are not ``usable``)."""
+        """Return the named tensors as views of ``vector``; copies if their dtype differs or they are not usable."""
         views = ((part.name, part.view(vector).to(part.dtype)) for part in self.parts)
         return {name: view if usable(view) else view.clone() for name, view in views}
 

@@ -112,7 +112,7 @@ def test_a_terminal_of_80_columns_can_read_the_table(command, tmp_path):
 
 
 def test_ctrl_c_while_torch_is_being_loaded():
-    interrupted = """
+    program = """
 import sys
 
 class Interrupted:
@@ -122,7 +122,7 @@ class Interrupted:
 
 sys.meta_path.insert(0, Interrupted())
 from gossamer.__main__ import main
-sys.exit(main())
+sys.exit(main(["simulate"]))
 """
-    done = subprocess.run([sys.executable, "-c", interrupted], capture_output=True, text=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=60)
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "gossamer: stopped\n")

@@ -64,8 +64,8 @@ def test_unknown_names():
 
 
 @pytest.mark.parametrize(("name", "why"), [("lbfgs", "closure"), ("sparseadam", "sparse gradients")])
-def test_left_out_ones_say_why(name, why):
-    with pytest.raises(InputError, match=f"left out because .*{why}.* use one of .*adam"):
+def test_unsupported_optimizers_say_why(name, why):
+    with pytest.raises(InputError, match=f"cannot be used: it .*{why}.* use one of .*adam"):
         optim.make(name, one_param(), lr=0.1)
 
 

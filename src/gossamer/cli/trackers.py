@@ -1,4 +1,4 @@
-"""What follows a run beside the screen: its recording, a trace, TensorBoard, a tracker of the user's own."""
+"""Outputs of a run besides the screen: its recording, a trace, TensorBoard, the user's own tracker."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from gossamer.runfolder import TRACE, WORKERS
 
 
 class Trackers:
-    """What follows the runs of one command, as its options say; a context manager that closes what was opened."""
+    """Recorders and trackers of the runs of one command, according to its options. Use as ``with``: it closes files."""
 
-    def __init__(self, parsed: argparse.Namespace, methods: Sequence[str], kept: bool) -> None:
+    def __init__(self, parsed: argparse.Namespace, methods: Sequence[str], has_folder: bool) -> None:
         self.trace, self.tensorboard = parsed.trace, parsed.tensorboard
         self.several = len(methods) > 1
-        if self.trace == "" and not kept:
+        if self.trace == "" and not has_folder:
             raise InputError("--trace has no file and there is no --out: give --trace FILE, or a folder with --out")
         if self.tensorboard == "":
-            raise InputError("--tensorboard is empty: expected the name of a folder, which will be made")
+            raise InputError("--tensorboard is empty: expected the name of a folder, which will be created")
         self.tracker = load_tracker(parsed.tracker) if parsed.tracker is not None else None
         self._open: list[TraceFile | TensorBoard] = []
 
@@ -36,11 +36,11 @@ class Trackers:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        for follower in self._open:
-            follower.close()
+        for file in self._open:
+            file.close()
 
     def recorder(self, method: str, workers: int, folder: Path | None) -> Recorder | None:
-        """What the worlds feed, if anybody wants to know."""
+        """Return the recorder of a run, or None if nothing needs one."""
         path = self.trace_path(method, folder)
         if path is None:
             return Recorder(range(workers)) if folder is not None else None
@@ -49,7 +49,7 @@ class Trackers:
         return Recorder(range(workers), trace)
 
     def trace_path(self, method: str, folder: Path | None) -> Path | None:
-        """Where the trace of this run goes, if one is written."""
+        """Return the path of the trace of a run, or None if no trace is written."""
         if self.trace is None:
             return None
         if self.trace == "":
@@ -59,7 +59,7 @@ class Trackers:
         return path.with_name(f"{path.stem}-{method}{path.suffix}") if self.several else path
 
     def points(self, method: str) -> Points:
-        """Whatever wants to hear of the points of this run's history."""
+        """Return the function to call with each point of a run's history."""
         trackers: list[Tracker] = [self.tracker] if self.tracker is not None else []
         if self.tensorboard is not None:
             board = TensorBoard(Path(self.tensorboard) / method if self.several else Path(self.tensorboard))
@@ -68,16 +68,16 @@ class Trackers:
         return Points(trackers)
 
     def join_traces(self, method: str, folder: Path | None) -> None:
-        """Put the traces that the workers of a real run have left into one."""
+        """Join the traces that the real workers of a run have written into one file."""
         path = self.trace_path(method, folder)
         if path is not None and folder is not None:
-            found = sorted((folder / WORKERS).glob(f"*.{TRACE}"))
-            if found:
-                join(found, path)
+            traces = sorted((folder / WORKERS).glob(f"*.{TRACE}"))
+            if traces:
+                join(traces, path)
 
 
 class Points:
-    """Takes the points of one run's history to the trackers."""
+    """Passes the points of one run's history to the trackers."""
 
     def __init__(self, trackers: Sequence[Tracker]) -> None:
         self.trackers = trackers

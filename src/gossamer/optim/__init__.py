@@ -1,4 +1,4 @@
-"""Optimizers: AccumAdam and AccumAdamW, and a table of all that can be asked for by name."""
+"""Optimizers: AccumAdam and AccumAdamW, and the table of all optimizers by name."""
 
 from gossamer.optim.accumadam import AccumAdam, AccumAdamW
 from gossamer.optim.table import OPTIMIZERS, default_lr, is_elementwise, make, names

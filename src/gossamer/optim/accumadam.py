@@ -1,16 +1,16 @@
-"""AccumAdam and AccumAdamW: Adam whose moments move only once per ``period`` steps.
+"""AccumAdam and AccumAdamW: Adam with moments that change only once per ``period`` steps.
 
-With small local batches a single gradient is noisy, and its square inflates Adam's second moment. Here the
-moments take in the mean of ``s`` successive gradients, while every step still uses its own fresh gradient.
-With period ``s``, ``k = ceil(t/s)`` and ``A = 0`` at the start::
+With small local batches a single gradient is noisy, and its square inflates Adam's second moment. Here the moments
+are updated with the mean of ``s`` successive gradients, while every step still uses its newest gradient. With period
+``s``, ``k = ceil(t/s)`` and ``A = 0`` at the start:
 
     every step:   A += g/s ;  m = M + (1−β1) g ;  v = V + (1−β2) g²
                   x −= lr/(1−β1^k) · m / (√v/√(1−β2^k) + ε)
     every s-th:   M = β1 (M + (1−β1) A) ;  V = β2 (V + (1−β2) A²) ;  A = 0
 
-AccumAdam's weight decay is L2 (``g += wd·x`` first), AccumAdamW's is decoupled (``x *= 1 − lr·wd`` first).
-With ``s = 1`` they are Adam and AdamW, with one difference in the state: M and V are kept already decayed for
-the next step. The period should grow with the number of workers.
+The weight decay of AccumAdam is L2 (``g += wd·x`` first), that of AccumAdamW is decoupled (``x *= 1 − lr·wd`` first).
+With ``s = 1`` they are Adam and AdamW, with one difference in the state: M and V are stored already decayed for the
+next step. The period should grow with the number of workers.
 
 State per parameter: ``step`` (t), ``exp_avg`` (M), ``exp_avg_sq`` (V) and ``accumulated`` (A).
 
@@ -33,18 +33,18 @@ from gossamer.vector_math import CHUNK
 
 
 class AccumAdam(Optimizer):
-    """Adam with accumulated moments; see the module's docstring for the formula.
+    """Adam whose moments are updated with the mean of ``period`` gradients. The module's docstring has the formula.
 
     Args:
-        params: parameters or parameter groups, as for every torch optimizer.
-        lr: learning rate.
-        betas: decay of the first and the second moment, once per period.
-        eps: added to the denominator.
+        params: Parameters or parameter groups, as for every torch optimizer.
+        lr: Learning rate.
+        betas: Decay of the first and the second moment, once per period.
+        eps: Added to the denominator.
         weight_decay: L2 penalty, added to the gradient.
-        period: how many gradients the moments take in at once; 1 is Adam.
-        foreach: ``True`` updates all tensors of a group together with few kernels; ``False`` one after the other,
-            which needs temporaries for one tensor at a time only; ``None`` does what suits the device: together, and
-            on the CPU piece by piece, whose temporaries are small and stay in the cache.
+        period: Number of gradients per update of the moments; 1 is Adam.
+        foreach: ``True`` updates all tensors of a group together with few kernels. ``False`` updates one tensor after
+            the other, which needs temporaries for one tensor only. ``None`` depends on the device: on a GPU all
+            together, on the CPU chunk by chunk, so that temporaries stay in the cache.
     """
 
     _decoupled: ClassVar[bool] = False
@@ -82,13 +82,13 @@ class AccumAdam(Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Take one step with the gradients in ``p.grad``; returns what the closure returns."""
+        """Do one step with the gradients in ``p.grad``. Return what the closure returns."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            # Checked before anything moves, so that a refused step leaves no parameter half-way.
+            # Check before anything changes, so that a refused step changes no parameter.
             if any(p.grad is not None and p.grad.layout is not torch.strided for p in group["params"]):
                 raise RuntimeError(
                     f"{type(self).__name__} does not support sparse gradients: use torch.optim.SparseAdam, "
@@ -97,23 +97,23 @@ class AccumAdam(Optimizer):
         for group in self.param_groups:
             setting = _Setting.of(group, self._decoupled)
             params = [p for p in group["params"] if p.grad is not None]
-            for together in _by_device_and_dtype(params):
-                on_cpu = together[0].device.type == "cpu"
+            for batch in _by_device_and_dtype(params):
+                on_cpu = batch[0].device.type == "cpu"
                 if group["foreach"] is None and on_cpu:
-                    _update_each(*_in_pieces(*self._gather(together)), setting)
+                    _update_each(*_in_chunks(*self._gather(batch)), setting)
                 elif group["foreach"] is False:
-                    _update_each(*self._gather(together), setting)
+                    _update_each(*self._gather(batch), setting)
                 else:
-                    _update_foreach(*self._gather(together), setting)
+                    _update_foreach(*self._gather(batch), setting)
         return loss
 
     def _gather(self, params: Sequence[Tensor]) -> tuple[_Tensors, list[int]]:
-        """Count one step and lay out what the update needs, list by list."""
+        """Count one step, and return the tensors of the update as parallel lists."""
         states = []
         for param in params:
             state = self.state[param]
             if not state:
-                state["step"] = torch.tensor(0.0)  # on the CPU, as in torch's own: it is read every step
+                state["step"] = torch.tensor(0.0)  # on the CPU, as in torch's optimizers: every step reads it
                 for name in ("exp_avg", "exp_avg_sq", "accumulated"):
                     state[name] = torch.zeros_like(param, memory_format=torch.preserve_format)
             state["step"] += 1
@@ -132,13 +132,13 @@ class AccumAdamW(AccumAdam):
     """AccumAdam with decoupled weight decay, as AdamW is to Adam.
 
     Args:
-        params: parameters or parameter groups, as for every torch optimizer.
-        lr: learning rate.
-        betas: decay of the first and the second moment, once per period.
-        eps: added to the denominator.
-        weight_decay: the parameters shrink by the factor ``1 − lr·weight_decay`` every step.
-        period: how many gradients the moments take in at once; 1 is AdamW.
-        foreach: as for :class:`AccumAdam`.
+        params: Parameters or parameter groups, as for every torch optimizer.
+        lr: Learning rate.
+        betas: Decay of the first and the second moment, once per period.
+        eps: Added to the denominator.
+        weight_decay: Every step multiplies the parameters by ``1 − lr·weight_decay``.
+        period: Number of gradients per update of the moments; 1 is AdamW.
+        foreach: As in ``AccumAdam``.
     """
 
     _decoupled: ClassVar[bool] = True
@@ -158,7 +158,7 @@ class AccumAdamW(AccumAdam):
 
 @dataclass(frozen=True, slots=True)
 class _Tensors:
-    """The parameters of one update and what belongs to them, in parallel lists."""
+    """The parameters of one update with their gradients and optimizer state, as parallel lists."""
 
     params: list[Tensor]
     grads: list[Tensor]
@@ -172,7 +172,7 @@ class _Tensors:
 
 @dataclass(frozen=True, slots=True)
 class _Setting:
-    """The hyper-parameters of one group as plain numbers."""
+    """The hyper-parameters of one parameter group, as Python numbers."""
 
     lr: float
     beta1: float
@@ -197,13 +197,13 @@ class _Setting:
         )
 
     def corrections(self, step: int) -> tuple[float, float]:
-        """``−lr/(1−β1^k)`` and ``√(1−β2^k)`` at step ``t``, with ``k = ceil(t/s)``."""
+        """Return ``−lr/(1−β1^k)`` and ``√(1−β2^k)`` at step ``t``, with ``k = ceil(t/s)``."""
         num_periods = -(-step // self.period)
         return -self.lr / (1 - self.beta1**num_periods), (1 - self.beta2**num_periods) ** 0.5
 
 
 def _update_each(tensors: _Tensors, steps: list[int], setting: _Setting) -> None:
-    """The formula, plainly, for each tensor alone."""
+    """Update one tensor after the other."""
     for param, grad, exp_avg, exp_avg_sq, accumulated, step in zip(
         tensors.params,
         tensors.grads,
@@ -231,7 +231,7 @@ def _update_each(tensors: _Tensors, steps: list[int], setting: _Setting) -> None
 
 
 def _update_foreach(tensors: _Tensors, steps: list[int], setting: _Setting) -> None:
-    """The same operations in the same order, each over all tensors at once."""
+    """Do the same operations in the same order, each on all tensors at once."""
     params, grads = tensors.params, tensors.grads
     if setting.l2:
         grads = list(torch._foreach_add(grads, params, alpha=setting.l2))
@@ -247,7 +247,7 @@ def _update_foreach(tensors: _Tensors, steps: list[int], setting: _Setting) -> N
     del numerators, denominators
 
     torch._foreach_add_(tensors.accumulated, grads, alpha=1 / setting.period)
-    # A parameter without a gradient in some step counts its own steps, so periods need not end together.
+    # Every parameter counts its own steps (it may lack a gradient in some), so periods need not end together.
     ending = [index for index, step in enumerate(steps) if step % setting.period == 0]
     if ending:
         exp_avgs = [tensors.exp_avgs[index] for index in ending]
@@ -260,28 +260,28 @@ def _update_foreach(tensors: _Tensors, steps: list[int], setting: _Setting) -> N
         torch._foreach_zero_(accumulated)
 
 
-def _in_pieces(tensors: _Tensors, steps: list[int]) -> tuple[_Tensors, list[int]]:
-    """The same, long tensors cut up: what is computed of a piece in between stays in the core's cache."""
-    cut = _Tensors([], [], [], [], [])
-    steps_of_pieces = []
+def _in_chunks(tensors: _Tensors, steps: list[int]) -> tuple[_Tensors, list[int]]:
+    """Return the same with long tensors split into chunks, whose temporaries fit into a core's cache."""
+    chunked = _Tensors([], [], [], [], [])
+    chunk_steps = []
     for *row, step in zip(*tensors.lists(), steps, strict=True):
-        whole = row[0].numel() <= CHUNK or not all(tensor.is_contiguous() for tensor in row)
-        chunks = [(tensor,) if whole else tensor.view(-1).split(CHUNK) for tensor in row]
-        for into, tensor_pieces in zip(cut.lists(), chunks, strict=True):
-            into.extend(tensor_pieces)
-        steps_of_pieces += [step] * len(chunks[0])
-    return cut, steps_of_pieces
+        unsplit = row[0].numel() <= CHUNK or not all(tensor.is_contiguous() for tensor in row)
+        chunks = [(tensor,) if unsplit else tensor.view(-1).split(CHUNK) for tensor in row]
+        for target, tensor_chunks in zip(chunked.lists(), chunks, strict=True):
+            target.extend(tensor_chunks)
+        chunk_steps += [step] * len(chunks[0])
+    return chunked, chunk_steps
 
 
 def _by_device_and_dtype(params: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Parameters (with their gradients) that one foreach call can take together."""
-    together: dict[tuple[Any, ...], list[Tensor]] = {}
+    """Return groups of parameters that one foreach call can update together."""
+    groups: dict[tuple[Any, ...], list[Tensor]] = {}
     for param in params:
         assert param.grad is not None
-        together.setdefault((param.device, param.dtype, param.grad.dtype), []).append(param)
-    return list(together.values())
+        groups.setdefault((param.device, param.dtype, param.grad.dtype), []).append(param)
+    return list(groups.values())
 
 
 def _real(tensors: Sequence[Tensor]) -> list[Tensor]:
-    """Complex numbers as pairs of real ones, each with moments of its own, as torch's Adam sees them."""
+    """Return complex tensors as pairs of real numbers, each with its own moments, as torch's Adam does."""
     return [torch.view_as_real(tensor) if tensor.is_complex() else tensor for tensor in tensors]

@@ -1,4 +1,4 @@
-"""List the methods, or describe one of them."""
+"""``gossamer methods``: list the methods, or describe one of them."""
 
 from __future__ import annotations
 
@@ -32,5 +32,5 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
             print(f"\n--{field.name.replace('_', '-')}: {field.metadata['help']} (default: {field.default})", end="")
         print()
     else:
-        print_table("", ["method", "what it does"], [[method.name, method.summary] for method in chosen])
+        print_table("", ["method", "description"], [[method.name, method.summary] for method in chosen])
     return 0

@@ -1,4 +1,4 @@
-"""Turn runs into one page of pictures: learning, consensus, workers, traffic; several are compared."""
+"""``gossamer report``: turn runs into one page."""
 
 from __future__ import annotations
 

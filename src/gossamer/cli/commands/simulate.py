@@ -1,4 +1,4 @@
-"""Train on any number of virtual workers: real gradients, simulated time."""
+"""``gossamer simulate``: train on any number of virtual workers."""
 
 from __future__ import annotations
 
@@ -31,22 +31,23 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     folders = _folders(folder, runs)
     if not parsed.json and runs[0].topology.note:
         print(f"note: {runs[0].topology.note}", file=sys.stderr)
-    if unused_options(runs[0]):
-        print(f"note: the ideal clock has no machines: {', '.join(unused_options(runs[0]))} not used", file=sys.stderr)
+    unused = unused_options(runs[0])
+    if unused:
+        print(f"note: the ideal clock has no machines: {', '.join(unused)} not used", file=sys.stderr)
     results: list[SimulationResult] = []
     try:
-        with Trackers(parsed, [each.config.method for each in runs], folder is not None) as followers:
-            for each, own in zip(runs, folders, strict=True):
-                results.append(_simulate(each, own, followers, command, quiet=parsed.json))
+        with Trackers(parsed, [run.config.method for run in runs], folder is not None) as trackers:
+            for run, run_folder in zip(runs, folders, strict=True):
+                results.append(_simulate(run, run_folder, trackers, command, quiet=parsed.json))
                 if results[-1].interrupted:
                     break
     except KeyboardInterrupt:
-        # Between two runs; those that are done are shown.
+        # Between two runs: show those that are complete.
         if not results:
             raise
         results[-1].interrupted = True
     finally:
-        remove_if_empty(each for each in (*folders, folder) if each is not None)
+        remove_if_empty(path for path in (*folders, folder) if path is not None)
     document = {"command": command, "results": [_document(result) for result in results]}
     if folder is not None and len(runs) > 1:
         write_json(folder / SUMMARY, {**document, "results": [_without_history(result) for result in results]})
@@ -58,36 +59,36 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 
 def _folders(folder: Path | None, runs: list[Run]) -> list[Path | None]:
-    """The folder of each run; made, so that what is wrong with them is said before anything is trained."""
+    """Create the folder of each run, so that errors with them are reported before training starts."""
     if folder is None:
         return [None] * len(runs)
     check_folder(folder)
-    folders = [folder] if len(runs) == 1 else [folder / each.config.method for each in runs]
-    for each in folders:
-        check_folder(each)
-    for each in folders:
-        make_folder(each)
+    folders = [folder] if len(runs) == 1 else [folder / run.config.method for run in runs]
+    for path in folders:
+        check_folder(path)
+    for path in folders:
+        make_folder(path)
     return list(folders)
 
 
 def _ending(runs: list[Run], results: list[SimulationResult], folder: Path | None) -> int:
-    """Say how it ended, and the exit code for it."""
-    kept = f"; what there is is in {folder}" if folder is not None else ""
+    """Print how the runs ended if they did not complete. Return the exit code."""
+    saved = f"; results so far are in {folder}" if folder is not None else ""
     code = 0
-    for each, result in zip(runs, results, strict=False):
-        why = _divergence(result)
-        if why:
-            lower = f"try a smaller --lr than {each.config.lr:g}"
-            print(f"gossamer: {result.method} {why}: {lower}{kept}", file=sys.stderr)
+    for run, result in zip(runs, results, strict=False):
+        divergence = _divergence(result)
+        if divergence:
+            hint = f"try a smaller --lr than {run.config.lr:g}"
+            print(f"gossamer: {result.method} {divergence}: {hint}{saved}", file=sys.stderr)
             code = 2
     if results[-1].interrupted:
-        print(f"gossamer: stopped at time {results[-1].final.time:.4g}{kept}", file=sys.stderr)
+        print(f"gossamer: stopped at time {results[-1].final.time:.4g}{saved}", file=sys.stderr)
         code = 130
     return code
 
 
 def _divergence(result: SimulationResult) -> str:
-    """How a run diverged; empty if it did not."""
+    """Return a description of how the run diverged, empty if it did not."""
     if result.diverged is not None:
         return str(result.diverged)
     end = result.final
@@ -96,64 +97,64 @@ def _divergence(result: SimulationResult) -> str:
     return f"diverged: the averaged model is not finite after the last step, time {end.time:g}"
 
 
-def _simulate(run: Run, folder: Path | None, followers: Trackers, command: str, quiet: bool) -> SimulationResult:
-    kept: RunFolder | None = None
+def _simulate(run: Run, folder: Path | None, trackers: Trackers, command: str, quiet: bool) -> SimulationResult:
+    """Do one run: show it while it goes on, and write it into its folder."""
+    run_folder: RunFolder | None = None
     c = run.config
-    recorder = followers.recorder(c.method, c.workers, folder)
-    track = followers.points(c.method)
+    recorder = trackers.recorder(c.method, c.workers, folder)
+    track = trackers.points(c.method)
     time_unit = "s" if c.clock == "hardware" else "gradients"
     with LiveView(c.method, quiet) as view, _Interrupts() as interrupts:
 
         def callback(point: Point, workers: list[WorkerPoint], events: list[str]) -> None:
-            nonlocal kept
-            interrupts.heed()
+            nonlocal run_folder
+            interrupts.check()
             if folder is not None:
-                # Only now: settings that cannot be used leave no run behind.
-                kept = kept or RunFolder(folder, run.values(), command, time_unit=time_unit, recorder=recorder)
-                kept.metric(to_json_data(asdict(point)))
+                # Only now: settings that cannot be used leave no files behind.
+                run_folder = run_folder or RunFolder(
+                    folder, run.values(), command, time_unit=time_unit, recorder=recorder
+                )
+                run_folder.metric(to_json_data(asdict(point)))
             track(point, workers)
             view.show(lambda: _view(run, point, workers), events)
 
         result = simulate(run, callback, recorder)
         if recorder is not None:
             recorder.flush()
-        # The last point once more, as it came out in the end.
+        # The last point again, with its final evaluation.
         track(result.final, result.final_workers)
-    if kept is not None:
-        kept.close(_without_history(result), result.document()["history"], result.weights)
+    if run_folder is not None:
+        run_folder.close(_without_history(result), result.document()["history"], result.weights)
     return result
 
 
 class _Interrupts:
-    """Ctrl-C is heeded between two points of the history, where everything is in order; a second one at once."""
+    """Delays Ctrl-C to the next point of the history, where the state is consistent. A second Ctrl-C acts at once."""
 
     def __enter__(self) -> _Interrupts:
-        self.asked = False
-        self._before = signal.signal(signal.SIGINT, self._hear) if _in_main_thread() else None
+        self._interrupted = False
+        # Python allows signal handlers in the main thread only.
+        in_main_thread = threading.current_thread() is threading.main_thread()
+        self._before = signal.signal(signal.SIGINT, self._on_signal) if in_main_thread else None
         return self
 
     def __exit__(self, *_: object) -> None:
         if self._before is not None:
             signal.signal(signal.SIGINT, self._before)
 
-    def _hear(self, number: int, frame: object) -> None:
-        if self.asked:
+    def _on_signal(self, number: int, frame: object) -> None:
+        if self._interrupted:
             raise KeyboardInterrupt
-        self.asked = True
+        self._interrupted = True
 
-    def heed(self) -> None:
-        """Stop here, if asked to."""
-        if self.asked:
+    def check(self) -> None:
+        """Raise ``KeyboardInterrupt`` if Ctrl-C was pressed."""
+        if self._interrupted:
             raise KeyboardInterrupt
-
-
-def _in_main_thread() -> bool:
-    # Only there may a signal be handled.
-    return threading.current_thread() is threading.main_thread()
 
 
 def _view(run: Run, point: Point, workers: list[WorkerPoint]) -> View:
-    """What is shown of a point."""
+    """Return what the live screen shows of a point."""
     c = run.config
     speeds = [worker.steps / point.time if point.time else 0.0 for worker in workers]
     rows = [
@@ -173,8 +174,8 @@ def _view(run: Run, point: Point, workers: list[WorkerPoint]) -> View:
 
 
 def _state(worker: WorkerPoint, speed: float, speeds: list[float]) -> str:
-    usual = state_of(speed, speeds)
-    return worker.state if worker.state == "gone" or usual == TRAINING else usual
+    by_speed = state_of(speed, speeds)
+    return worker.state if worker.state == "gone" or by_speed == TRAINING else by_speed
 
 
 def _document(result: SimulationResult) -> dict[str, Any]:
@@ -188,15 +189,15 @@ def _without_history(result: SimulationResult) -> dict[str, Any]:
 
 
 def _show(runs: list[Run], results: list[SimulationResult]) -> None:
-    """The closing table."""
+    """Print the closing table."""
     c = runs[0].config
     title = f"{c.task}, {counted(c.workers, 'worker')}, {c.topology}, {c.clock} clock, seed {c.seed}"
     if c.clock == "hardware":
-        show_comparison(title, results, "simulated seconds", duration, _whole)
+        show_comparison(title, results, "simulated seconds", duration, _completed)
     else:
-        show_comparison(title, results, "in expected gradients per worker", lambda time: f"{time:.4g}", _whole)
+        show_comparison(title, results, "in expected gradients per worker", lambda time: f"{time:.4g}", _completed)
 
 
-def _whole(result: SimulationResult) -> bool:
-    """Whether the run came to its end, so that its time says something."""
+def _completed(result: SimulationResult) -> bool:
+    """Whether the run reached its end, so that its time can be compared."""
     return result.final.time > 0 and not result.interrupted and not _divergence(result)

@@ -1,4 +1,4 @@
-"""Serve the report of a run that goes on, refreshing itself, on this machine."""
+"""``gossamer watch``: serve the report of a run in progress."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         if parsed.json:
             print_json({"url": server.url, "run": parsed.run})
         else:
-            print(f"{parsed.run} is shown at {server.url} (Ctrl-C ends that, not the run)")
+            print(f"{parsed.run} is shown at {server.url} (Ctrl-C stops the server, not the run)")
         sys.stdout.flush()
         try:
             server.serve_forever(poll_interval=0.2)
@@ -32,9 +32,9 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
 
 def _address(host: str) -> str:
     try:
-        found = ipaddress.IPv4Address("127.0.0.1" if host == "localhost" else host)
+        address = ipaddress.IPv4Address("127.0.0.1" if host == "localhost" else host)
     except ValueError:
         raise InputError(
             f"--host is {host!r}: expected an IPv4 address of this machine, such as 127.0.0.1, or 0.0.0.0 for all"
         ) from None
-    return str(found)
+    return str(address)
