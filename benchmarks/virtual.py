@@ -1,9 +1,9 @@
-"""How fast and how lean the virtual cluster is. Prints markdown tables; ``benchmarks/README.md`` keeps the results.
+"""Speed and memory of the virtual cluster. Prints markdown tables; ``benchmarks/README.md`` has the results.
 
     python benchmarks/virtual.py                      # on the CPU, 64 workers
     python benchmarks/virtual.py --device cuda        # on a GPU, 256 workers, and ResNet-18
 
-Speeds that are compared are measured in turns, in one process; every figure is the median of ``--repeats`` turns.
+Speeds that are compared are measured alternately, in one process; every figure is the median of ``--repeats`` rounds.
 """
 
 from __future__ import annotations
@@ -42,41 +42,41 @@ def resolved(**values: Any) -> Run:
     return run
 
 
-class Racer:
-    """A cluster whose speed is measured piece by piece."""
+class TimedCluster:
+    """A cluster whose speed is measured over some steps at a time."""
 
     def __init__(self, run: Run) -> None:
         self.batch, self.cluster = run.config.batch, make_cluster(run)
 
     def steps(self, count: int) -> float:
-        """Let all workers together make at least ``count`` steps; seconds per step."""
+        """Run until all workers together have made ``count`` more steps. Return seconds per step."""
         cluster, before = self.cluster, self.cluster.total_steps
-        wait_for(cluster)
+        synchronize(cluster)
         began = time.perf_counter()
         while cluster.total_steps < before + count:
             cluster.advance()
-        wait_for(cluster)
+        synchronize(cluster)
         return (time.perf_counter() - began) / (cluster.total_steps - before)
 
     def samples_per_s(self, count: int) -> float:
         return self.batch / self.steps(count)
 
 
-def wait_for(cluster: Cluster) -> None:
-    """Until everything that was recorded has been computed."""
+def synchronize(cluster: Cluster) -> None:
+    """Wait until everything on the tape has been executed."""
     cluster.tape.flush()
     if cluster.tape.device.type == "cuda":
         torch.cuda.synchronize()
 
 
 def in_turns(repeats: int, *measure: Callable[[], float]) -> list[list[float]]:
-    """Each measurement ``repeats`` times, in turns, so that a busy moment of the machine meets all of them."""
+    """Take each measurement ``repeats`` times, alternately, so that a busy moment of the machine affects all."""
     turns = [[one() for one in measure] for _ in range(repeats)]
     return [list(values) for values in zip(*turns, strict=True)]
 
 
 def plain_training(task: Task, workers: int, batch: int, device: str) -> Callable[[int], float]:
-    """What a person would write: ``workers`` models with an optimizer each, one after the other; no simulation."""
+    """Return a plain PyTorch loop over ``workers`` models with an optimizer each, without any simulation."""
     torch.manual_seed(0)
     inputs, targets = (part.to(device) for part in task.train)
     models = [task.model().to(device) for _ in range(workers)]
@@ -105,12 +105,12 @@ def throughput(args: argparse.Namespace) -> list[dict[str, Any]]:
     for clock in CLOCKS:
         for method in METHODS:
             common = {"workers": args.workers, "method": method, "clock": clock, "device": args.device}
-            runs = [resolved(gradient_backend=way, seed=args.seed, **common) for way in ("batched", "loop")]
-            batched, loop = (Racer(run) for run in runs)
+            runs = [resolved(gradient_backend=backend, seed=args.seed, **common) for backend in ("batched", "loop")]
+            batched, loop = (TimedCluster(run) for run in runs)
             plain = plain_training(runs[0].task, args.workers, batched.batch, args.device)
-            # About as long for each, so that a busy moment of the machine weighs alike.
+            # Numbers of steps that take about equally long, so that a busy moment of the machine affects all alike.
             few, many = 2 * args.workers, (64 if args.device.startswith("cuda") else 16) * args.workers
-            # On a GPU a graph is captured for every size of batch that comes up, once.
+            # On a GPU the first steps capture a graph for every batch size.
             batched.steps(many), loop.steps(few), plain(few)
             fast, slow, bare = in_turns(
                 args.repeats,
@@ -152,8 +152,8 @@ def resnet(args: argparse.Namespace) -> list[dict[str, Any]]:
             common = {"task": "cifar10", "model": "resnet18", "data": str(data), "batch": 128, "device": args.device}
             common["precision"] = precision
             graph, loop = (
-                Racer(resolved(gradient_backend=way, workers=4, method=method, seed=args.seed, **common))
-                for way in ("graph", "loop")
+                TimedCluster(resolved(gradient_backend=backend, workers=4, method=method, seed=args.seed, **common))
+                for backend in ("graph", "loop")
             )
             graph.steps(8), loop.steps(8)
             fast, slow = in_turns(
@@ -174,7 +174,7 @@ def resnet(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def large_task(seed: int) -> Task:
-    """10.5 million parameters in layers of a million, and so few samples that vectors are all that takes memory."""
+    """10.5 million parameters in layers of a million, with few samples, so that vectors take nearly all the memory."""
     generator = torch.Generator().manual_seed(seed)
     inputs, targets = torch.randn(512, 1024, generator=generator), torch.randint(10, (512,), generator=generator)
     return Task(
@@ -190,38 +190,38 @@ def memory(args: argparse.Namespace) -> list[dict[str, Any]]:
     """Peak memory against the vectors that the workers, their optimizers and the method have (10.5 M parameters)."""
     rows = []
     for method in ("allreduce", "gossip", "a2cid2"):
-        for way in ("loop", "graph", "batched") if args.device.startswith("cuda") else ("loop", "batched"):
-            command = [sys.executable, __file__, "--one-memory", method, way, "--device", args.device]
+        for backend in ("loop", "graph", "batched") if args.device.startswith("cuda") else ("loop", "batched"):
+            command = [sys.executable, __file__, "--one-memory", method, backend, "--device", args.device]
             command += ["--seed", str(args.seed), "--threads", str(args.threads)]
             done = subprocess.run(command, capture_output=True, text=True, check=True)
             rows.append(json.loads(done.stdout.splitlines()[-1]))
     return rows
 
 
-def one_memory(method: str, way: str, device: str, seed: int, workers: int = 16) -> dict[str, Any]:
-    """In a process of its own, since a peak never goes down."""
+def one_memory(method: str, backend: str, device: str, seed: int, workers: int = 16) -> dict[str, Any]:
+    """Measure in a process of its own, because a peak never goes down."""
     task = large_task(seed)
-    # Over links on which vectors of this length arrive between two steps.
+    # Over links so fast that vectors of this length arrive between two steps.
     run = resolved(
-        workers=workers, method=method, gradient_backend=way, device=device, seed=seed, batch=8, link="100gbit"
+        workers=workers, method=method, gradient_backend=backend, device=device, seed=seed, batch=8, link="100gbit"
     )
     run = dataclasses.replace(run, task=task)
-    # What torch and its kernels take, whatever is computed with them.
+    # Load torch's kernels first: their memory is not the simulation's.
     nn.Linear(8, 8, device=device)(torch.ones(8, 8, device=device)).sum().backward()
     workspaces_bytes(device)
     before = peak_bytes(device)
-    racer = Racer(run)
-    racer.steps(4 * workers)
+    timed = TimedCluster(run)
+    timed.steps(4 * workers)
     peak, workspaces = peak_bytes(device) - before, workspaces_bytes(device)
     peak -= workspaces
-    vector = racer.cluster.replicas.parameters.data[0].nbytes
-    # Parameters, gradients and momentum; A²CiD²'s z; snapshots that travel, the mean of an all-reduce.
+    vector = timed.cluster.replicas.parameters.data[0].nbytes
+    # Parameters, gradients and momentum; A²CiD²'s z; snapshots in flight, the mean of an all-reduce.
     vectors = {"allreduce": 3 * workers + 1, "gossip": 4 * workers, "a2cid2": 5 * workers}[method]
-    batch = min(workers, racer.cluster.evaluator.max_workers)
+    batch = min(workers, timed.cluster.evaluator.max_workers)
     accounted = (vectors + batch) * vector
     return {
         "method": method,
-        "gradients": way,
+        "gradients": backend,
         "workers": workers,
         "vectors MB": vectors * vector / 1e6,
         "one batch of gradients MB": batch * vector / 1e6,
@@ -238,9 +238,9 @@ def peak_bytes(device: str) -> int:
 
 
 def workspaces_bytes(device: str) -> int:
-    """Give cuBLAS's workspaces back, one for each stream and thread, and forget the peak; how large they were.
+    """Free cuBLAS's workspaces, one for each stream and thread, and reset the peak. Return how large they were.
 
-    Captured graphs may not be launched any more then.
+    Captured graphs must not be replayed afterwards.
     """
     if not device.startswith("cuda"):
         return 0
@@ -258,7 +258,7 @@ def parameters(args: argparse.Namespace) -> list[dict[str, Any]]:
     for dim in (1_000, 10_000, 100_000, 1_000_000, 10_000_000):
         run = resolved(task="quadratic", dim=dim, workers=8, method="gossip", device=args.device, seed=args.seed)
         count = max(24, min(2_000, 40_000_000 // dim))
-        rows.append({"parameters": dim, **per_event(Racer(run), count, args.repeats)})
+        rows.append({"parameters": dim, **per_event(TimedCluster(run), count, args.repeats)})
         rows[-1]["ns per parameter"] = rows[-1]["µs per event"] * 1e3 / dim
     return rows
 
@@ -271,23 +271,23 @@ def workers(args: argparse.Namespace) -> list[dict[str, Any]]:
         for clock in CLOCKS:
             for method in ("gossip", "a2cid2"):
                 common = {"task": "quadratic", "dim": 16, "workers": count, "device": args.device, "seed": args.seed}
-                racer = Racer(resolved(clock=clock, method=method, **common))
-                figures = per_event(racer, max(2_000, 4 * count), args.repeats)
+                timed = TimedCluster(resolved(clock=clock, method=method, **common))
+                figures = per_event(timed, max(2_000, 4 * count), args.repeats)
                 row[f"{clock} {method}: µs per event"] = figures["µs per event"]
         rows.append(row)
     return rows
 
 
-def per_event(racer: Racer, count: int, repeats: int) -> dict[str, float]:
-    """Gradients and exchanges are events; each exchange has two workers."""
-    cluster = racer.cluster
-    racer.steps(count)
+def per_event(timed: TimedCluster, count: int, repeats: int) -> dict[str, float]:
+    """Return µs per event. Gradients and exchanges of two workers are events."""
+    cluster = timed.cluster
+    timed.steps(count)
     times = []
     for _ in range(repeats):
-        made, exchanges = cluster.total_steps, cluster.exchanges.count
-        seconds_per_step = racer.steps(count)
-        made, exchanges = cluster.total_steps - made, cluster.exchanges.count - exchanges
-        times.append(seconds_per_step * made / (made + exchanges) * 1e6)
+        steps, exchanges = cluster.total_steps, cluster.exchanges.count
+        seconds_per_step = timed.steps(count)
+        steps, exchanges = cluster.total_steps - steps, cluster.exchanges.count - exchanges
+        times.append(seconds_per_step * steps / (steps + exchanges) * 1e6)
     return {"µs per event": statistics.median(times)}
 
 
@@ -319,10 +319,10 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=0, help="for throughput; 64, or 256 on a GPU")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--threads", type=int, default=0, help="of torch on the CPU; as many as cores unless given")
+    parser.add_argument("--threads", type=int, default=0, help="of torch on the CPU (default: all cores)")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--only", default=",".join(SECTIONS), help="some of " + ", ".join(SECTIONS))
-    parser.add_argument("--json", metavar="FILE", help="write the results there too")
+    parser.add_argument("--json", metavar="FILE", help="also write the results to this file")
     parser.add_argument("--one-memory", nargs=2, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.threads:

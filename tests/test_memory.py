@@ -25,8 +25,8 @@ def test_vectors_of_any_length_are_zero_and_can_be_written(length: int, dtype: t
     assert vector.eq(3).all()
 
 
-@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="there are no huge pages here")
-def test_long_ones_begin_with_a_page_of_their_own() -> None:
+@pytest.mark.skipif(not hasattr(mmap, "MADV_HUGEPAGE"), reason="this system has no huge pages")
+def test_long_vectors_begin_at_a_huge_page() -> None:
     vectors = [zeros(HUGE_PAGE_BYTES, torch.float32, CPU) for _ in range(3)]
     assert all(vector.data_ptr() % HUGE_PAGE_BYTES == 0 for vector in vectors)
     assert len({vector.data_ptr() for vector in vectors}) == 3
@@ -39,18 +39,18 @@ def test_views_keep_their_memory() -> None:
     assert view.tolist() == [7.0] * 5
 
 
-def test_where_there_is_none_left_torch_says_so() -> None:
+def test_torch_raises_when_memory_runs_out() -> None:
     with pytest.raises(RuntimeError, match="can't allocate memory"):
         zeros(1 << 48, torch.float32, CPU)
 
 
-def test_zeros_like_another_have_its_shape() -> None:
+def test_zeros_like_has_the_shape_of_its_argument() -> None:
     like = zeros_like(torch.ones(512, HUGE_PAGE_BYTES // 512, dtype=torch.float64))
     assert (like.shape, like.dtype, like.any()) == ((512, HUGE_PAGE_BYTES // 512), torch.float64, False)
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="another C library")
-def test_freed_blocks_are_kept_for_the_next_to_come() -> None:
+@pytest.mark.skipif(sys.platform != "linux", reason="needs glibc")
+def test_freed_blocks_are_reused() -> None:
     script = f"""
 import resource, torch
 from gossamer.memory import retain_freed_blocks
@@ -65,10 +65,10 @@ before = page_faults()
 retain_freed_blocks({MAX_HEAP_BLOCK_BYTES})
 short = page_faults()
 retain_freed_blocks({2 * MAX_HEAP_BLOCK_BYTES})
-# Others take their bits of the first blocks that are freed.
-settling = [page_faults() for _ in range(5)]
+# Other allocations take parts of the first freed blocks.
+warm_up = [page_faults() for _ in range(5)]
 print(before, short, page_faults())
 """
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
-    before, short, kept = map(int, ran.stdout.split())
-    assert short > before / 2 > 10 * kept
+    before, short, retained = map(int, ran.stdout.split())
+    assert short > before / 2 > 10 * retained

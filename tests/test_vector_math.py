@@ -1,4 +1,4 @@
-"""Sums of long vectors, made piece by piece."""
+"""Sums of long vectors, computed chunk by chunk."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from gossamer.vector_math import CHUNK, chunks, combine, distance
 
 
 @pytest.mark.parametrize("length", [1, 1000, CHUNK, CHUNK + 1, 2 * CHUNK + 17])
-def test_sums_are_made_one_after_the_other(length):
+def test_sums_are_computed_one_after_the_other(length):
     x, z, s, r = torch.randn(4, length, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     new_x = x + 0.3 * z - 0.5 * s + 0.5 * r
     new_z = 0.4 * z + 2.0 * new_x
@@ -17,14 +17,14 @@ def test_sums_are_made_one_after_the_other(length):
 
 
 @pytest.mark.parametrize("terms", [(1.0,), (0.5,), (1.0, 2.0), (0.5, 2.0), (1.0, -1.0, 3.0)])
-def test_what_is_not_kept_is_not_read(terms):
+def test_with_keep_0_the_old_content_is_not_read(terms):
     vectors = [torch.full((CHUNK + 3,), float(k + 1)) for k in range(len(terms))]
     out = torch.full((CHUNK + 3,), torch.nan)
     combine((out, 0.0, list(zip(terms, vectors, strict=True))))
     assert torch.equal(out, torch.full_like(out, sum(number * (k + 1) for k, number in enumerate(terms))))
 
 
-def test_pieces_are_views_of_all_elements():
+def test_chunks_are_views_of_all_elements():
     one, other = torch.zeros(2 * CHUNK + 5), torch.ones(2 * CHUNK + 5)
     assert [len(a) for a, _ in chunks(one, other)] == [CHUNK, CHUNK, 5]
     for a, b in chunks(one, other):

@@ -1,7 +1,7 @@
-"""A world that answers effects in any order it is told to: whatever a real network could do, and worse.
+"""A world that answers effects in an order that ``choices`` determine: whatever a real network could do, and worse.
 
-Every answer reaches every worker at a moment of its own; gradients, exchanges and averagings interleave as ``choices``
-say. A worker's optimizer is a random displacement, which the world keeps account of.
+Every answer reaches every worker at a moment of its own; gradients, exchanges and collectives interleave. A worker's
+optimizer adds a random displacement; the world keeps their sum.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Coroutine:
 
 
 class Deadlock(AssertionError):
-    """Nothing can happen any more, and not everybody is done."""
+    """No action is possible, and some worker is not done."""
 
 
 class AnyOrderWorld:
@@ -79,16 +79,16 @@ class AnyOrderWorld:
             for rank in range(topology.workers)
         ]
         self.added = torch.zeros(dim, dtype=torch.float64)
-        """What the optimizers of all workers have added together."""
+        """Sum of what the optimizers of all workers have added."""
         self.deliveries: list[Action] = []
         self.sleeping: list[tuple[int, Coroutine]] = []
         self.waiting: dict[Ticket, Coroutine] = {}
-        self.meetings: dict[Any, dict[int, tuple[Mean | Gather, Any, Callable[[Any], None]]]] = {}
+        self.collectives: dict[Any, dict[int, tuple[Mean | Gather, Any, Callable[[Any], None]]]] = {}
         self.ready: dict[int, Coroutine] = {}
         self.swaps: dict[tuple[int, int], tuple[Coroutine, Swap]] = {}
         self.num_exchanges = self.num_means = 0
         self.ending = False
-        """What is under way still arrives, but backgrounds begin nothing new."""
+        """Messages in flight still arrive, but background parts start nothing new."""
         for worker in self.workers:
             self.resume(Coroutine(worker, method.background(worker), lambda: None), None)
 
@@ -96,7 +96,7 @@ class AnyOrderWorld:
         return torch.randn(dim, generator=self.numbers, dtype=torch.float64)
 
     def run(self) -> None:
-        """Until every worker has made its steps; then what is under way arrives, and all finish."""
+        """Run until every worker has made its steps and every message in flight has arrived."""
         while any(worker.step < self.steps for worker in self.workers):
             self.act(self.possible())
         self.ending = True
@@ -105,11 +105,11 @@ class AnyOrderWorld:
         self.ending = False
 
     def finish(self) -> None:
-        left = set(range(len(self.workers)))
+        unfinished = set(range(len(self.workers)))
         for worker in self.workers:
-            ended = lambda rank=worker.rank: left.discard(rank)  # noqa: E731
+            ended = lambda rank=worker.rank: unfinished.discard(rank)  # noqa: E731
             self.resume(Coroutine(worker, self.method.finish(worker), ended), None)
-        while left:
+        while unfinished:
             self.act(self.deliveries[:])
 
     def act(self, possible: list[Action]) -> None:
@@ -119,7 +119,7 @@ class AnyOrderWorld:
         action = possible[choice % len(possible)]
         if action in self.deliveries:
             self.deliveries.remove(action)
-        # Local time goes on unevenly, and sometimes stands still.
+        # Local time advances unevenly, and sometimes not at all.
         self.workers[choice % len(self.workers)].time += choice % 5 / 2
         action()
 
@@ -136,10 +136,10 @@ class AnyOrderWorld:
         for a in self.ready:
             for b in self.ready:
                 if a < b and b in self.method.topology.neighbours(a):
-                    actions.append(lambda a=a, b=b: self.meet(a, b))
+                    actions.append(lambda a=a, b=b: self.pair(a, b))
         return actions
 
-    # What happens
+    # Actions
 
     def begin(self, worker: Peer) -> None:
         worker.phase, worker.point = "computing", torch.empty_like(worker.x)
@@ -148,9 +148,9 @@ class AnyOrderWorld:
     def end(self, worker: Peer) -> None:
         worker.phase = "stepping"
         worker.gradient.copy_(0.3 * worker.point + self.draw(len(worker.x)))
-        self.resume(Coroutine(worker, self.method.step(worker), lambda: self.step_over(worker)), None)
+        self.resume(Coroutine(worker, self.method.step(worker), lambda: self.end_step(worker)), None)
 
-    def step_over(self, worker: Peer) -> None:
+    def end_step(self, worker: Peer) -> None:
         self.stepped(worker)
         worker.step += 1
         worker.phase = "rest"
@@ -159,7 +159,7 @@ class AnyOrderWorld:
         self.sleeping.remove((due, coroutine))
         self.resume(coroutine, None)
 
-    def meet(self, a: int, b: int) -> None:
+    def pair(self, a: int, b: int) -> None:
         first, second = self.ready.pop(a), self.ready.pop(b)
         self.resume(first, b)
         self.resume(second, a)
@@ -181,7 +181,7 @@ class AnyOrderWorld:
                 self.added += displacement
             elif isinstance(effect, Start):
                 answer = ticket = Ticket(effect.effect)
-                self.come(worker, effect.effect, lambda given, ticket=ticket: self.fulfil(ticket, given))
+                self.arrive(worker, effect.effect, lambda given, ticket=ticket: self.fulfil(ticket, given))
             elif isinstance(effect, Wait) and effect.ticket.done:
                 answer = effect.ticket.answer
             elif isinstance(effect, WaitSteps) and effect.count <= 0:
@@ -197,7 +197,7 @@ class AnyOrderWorld:
         elif isinstance(effect, WaitSteps):
             self.sleeping.append((worker.step + effect.count, coroutine))
         elif isinstance(effect, Mean | Gather):
-            self.come(worker, effect, lambda given: self.resume(coroutine, given))
+            self.arrive(worker, effect, lambda given: self.resume(coroutine, given))
         elif isinstance(effect, Pair):
             self.ready[worker.rank] = coroutine
         elif isinstance(effect, Swap):
@@ -210,23 +210,23 @@ class AnyOrderWorld:
         if ticket in self.waiting:
             self.resume(self.waiting.pop(ticket), answer)
 
-    def come(self, worker: Peer, effect: Mean | Gather, give: Callable[[Any], None]) -> None:
+    def arrive(self, worker: Peer, effect: Mean | Gather, give: Callable[[Any], None]) -> None:
         group = effect.group if isinstance(effect, Mean) else None
         members = tuple(range(len(self.workers))) if group is None else group
         assert worker.rank in members
-        came = self.meetings.setdefault((type(effect), effect.topic, effect.round, group), {})
-        assert worker.rank not in came, "came twice to one averaging"
-        came[worker.rank] = (effect, [tensor.clone() for tensor in sent_by(effect)], give)
-        if len(came) < len(members) or self.ending:
+        arrived = self.collectives.setdefault((type(effect), effect.topic, effect.round, group), {})
+        assert worker.rank not in arrived, "a worker arrived twice in one collective"
+        arrived[worker.rank] = (effect, [tensor.clone() for tensor in sent_by(effect)], give)
+        if len(arrived) < len(members) or self.ending:
             return
         self.num_means += 1
-        for brought, copies, _ in came.values():
-            for tensor, copy in zip(sent_by(brought), copies, strict=True):
-                assert torch.equal(tensor, copy), "a vector changed while it was under way"
-        sent = [came[rank][1] for rank in members]
+        for contribution, copies, _ in arrived.values():
+            for tensor, copy in zip(sent_by(contribution), copies, strict=True):
+                assert torch.equal(tensor, copy), "a vector changed while it was in flight"
+        sent = [arrived[rank][1] for rank in members]
         answer = torch.stack([s[0] for s in sent]).mean(0) if isinstance(effect, Mean) else [tuple(s) for s in sent]
         for rank in members:
-            self.deliveries.append(lambda give=came[rank][2]: give(answer))
+            self.deliveries.append(lambda give=arrived[rank][2]: give(answer))
 
     def swap(self, coroutine: Coroutine, swap: Swap) -> None:
         rank, peer = coroutine.worker.rank, swap.peer
@@ -235,10 +235,10 @@ class AnyOrderWorld:
             self.swaps[rank, peer] = (coroutine, swap)
             return
         self.num_exchanges += 1
-        # Now and then both lose sight of each other.
-        lost = self.rest.random() < 0.1
-        for one, got in ((coroutine, other[1].vector), (other[0], swap.vector)):
-            answer = None if lost else got.clone()
+        # Now and then the exchange fails for both.
+        failed = self.rest.random() < 0.1
+        for one, received in ((coroutine, other[1].vector), (other[0], swap.vector)):
+            answer = None if failed else received.clone()
             self.deliveries.append(lambda one=one, answer=answer: self.resume(one, answer))
 
 

@@ -1,4 +1,4 @@
-"""Chains of layers: the same as ``vmap`` over the workers' models, and only what is one."""
+"""BatchedMLP gives the same as ``vmap`` over the workers' models, and refuses models that are not a chain of layers."""
 
 import pytest
 import torch
@@ -53,7 +53,7 @@ def hooked():
     return model
 
 
-def test_hooks_of_all_modules_are_called():
+def test_a_model_with_global_hooks_is_left_to_vmap():
     doubled = torch.nn.modules.module.register_module_forward_hook(lambda module, inputs, outputs: 2 * outputs)
     try:
         assert BatchedMLP.of(nn.Linear(3, 3)) is None

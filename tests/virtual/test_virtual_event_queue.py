@@ -1,11 +1,11 @@
-"""What happens next: by time, then by kind, then by making, whenever it was planned."""
+"""The event queue: events run in the order of time, then of kind, then of scheduling."""
 
 from hypothesis import given
 from hypothesis import strategies as st
 
 from gossamer.virtual.sim.event_queue import GRADIENT_BEGIN, GRADIENT_END, MESSAGE, OBSERVE, EventQueue
 
-PLANS = st.lists(
+EVENTS = st.lists(
     st.tuples(
         st.integers(0, 3),
         st.sampled_from([MESSAGE, GRADIENT_END, GRADIENT_BEGIN, OBSERVE]),
@@ -13,35 +13,39 @@ PLANS = st.lists(
     ),
     max_size=12,
 )
+"""Time, kind, and the delay and kind of the events that this one schedules."""
 
 
-@given(plans=PLANS)
-def test_the_order_is_that_of_time_kind_and_making(plans):
-    """EventQueue that plan others, at once or later, against a list that is sorted anew each time."""
-    queue, seen, expected, planned = EventQueue(), [], [], []
+@given(events=EVENTS)
+def test_events_run_by_time_kind_and_sequence_number(events):
+    """Events that schedule others, at once or later, against a list that is sorted before every event."""
+    queue, seen, expected, scheduled = EventQueue(), [], [], []
 
-    def plan(time, kind, next_ones):
-        number = len(planned)
-        planned.append((time, kind, number, next_ones))
-        queue.schedule(time, kind, happen, number)
+    def schedule(time, kind, followers):
+        number = len(scheduled)
+        scheduled.append((time, kind, number, followers))
+        queue.schedule(time, kind, run, number)
 
-    def happen(now, number):
+    def run(now, number):
         seen.append((now, number))
-        for after, kind in planned[number][3]:
-            plan(now + after, kind, ())
+        for delay, kind in scheduled[number][3]:
+            schedule(now + delay, kind, ())
 
-    for one in plans:
-        plan(*one)
+    for event in events:
+        schedule(*event)
     done = set()
     while True:
-        left = [event for event in planned if event[2] not in done]
-        assert queue.run_next() == bool(left)
-        if not left:
+        pending = [event for event in scheduled if event[2] not in done]
+        assert queue.run_next() == bool(pending)
+        if not pending:
             break
-        time, _, number, _ = min(left, key=lambda event: event[:3])
+        time, _, number, _ = min(pending, key=lambda event: event[:3])
         done.add(number)
         expected.append((time, number))
-        open_ones = [event for event in planned if event[2] not in done]
-        at_once = [event for event in open_ones if event[0] == time and event[1] in (MESSAGE, GRADIENT_END)]
-        assert queue.settled() == (not at_once)
+        due_now = [
+            event
+            for event in scheduled
+            if event[2] not in done and event[0] == time and event[1] in (MESSAGE, GRADIENT_END)
+        ]
+        assert queue.settled() == (not due_now)
     assert seen == expected

@@ -1,4 +1,4 @@
-"""The ways to a gradient agree: one worker after the other, many at once, by captured graphs, on a CPU and on a GPU."""
+"""Gradient backends agree: one worker after the other, many at once, captured graphs, on a CPU and on a GPU."""
 
 import dataclasses
 import threading
@@ -22,7 +22,7 @@ from gossamer.virtual.simulation import simulate
 from plain_training import flat, train_alone
 
 
-def test_long_rows_are_evaluated_where_they_lie():
+def test_long_rows_are_evaluated_in_place():
     torch.manual_seed(0)
     task = Task(
         name="wide",
@@ -61,26 +61,26 @@ class Tied(nn.Module):
         return self.other(self.one(self.norm(x)))
 
 
-def test_other_tensors_take_the_place_of_a_model_s_own():
-    """Tied weights in all their places, buffers that the model replaces; and its own are back in the end."""
+def test_functional_model_replaces_the_tensors_of_a_model():
+    """Tied weights in all their modules, and buffers that the model writes. Afterwards it has its own tensors."""
     model, inputs = Tied(), torch.randn(3, 4)
     own = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     others = {name: torch.rand_like(t) if t.is_floating_point() else t.clone() for name, t in own.items()}
     expected_state = {name: tensor.clone() for name, tensor in others.items()}
     expected = functional_call(model, expected_state, (inputs,))
-    stand_ins = FunctionalModel(model)
-    torch.testing.assert_close(stand_ins(others, inputs), expected, rtol=0, atol=0)
+    functional_model = FunctionalModel(model)
+    torch.testing.assert_close(functional_model(others, inputs), expected, rtol=0, atol=0)
     for name in ("norm.running_mean", "norm.running_var"):
         torch.testing.assert_close(others[name], expected_state[name], rtol=0, atol=0)
     with pytest.raises(ValueError, match="too few"):
-        stand_ins(others, inputs[:1])
+        functional_model(others, inputs[:1])
     now = {**dict(model.named_parameters()), **dict(model.named_buffers())}
     assert all(now[name] is tensor for name, tensor in own.items())
     assert model.other.weight is model.one.weight
 
 
 def odd_task():
-    """A batch norm behind a parameter of odd length."""
+    """A model with a batch norm behind a parameter of odd length."""
     torch.manual_seed(0)
     return Task(
         name="odd",
@@ -92,7 +92,7 @@ def odd_task():
 
 
 def computed(task, device, backend, precision="float32"):
-    """Losses, gradients, buffers and scores of five workers."""
+    """Return losses, gradients, buffers and scores of five workers."""
     batches = [Batches(np.arange(8), 4, seed=0, rank=rank) for rank in range(5)]
     torch.manual_seed(0)
     evaluator = Evaluator(task, task.model(), batches, seed=0, device=device, backend=backend, precision=precision)
@@ -104,7 +104,7 @@ def computed(task, device, backend, precision="float32"):
 
 
 @pytest.mark.parametrize(("precision", "rounding"), [("float32", 1e-6), ("bfloat16", 1e-3)])
-def test_a_chain_of_layers_batched_and_one_by_one(precision, rounding):
+def test_an_mlp_batched_and_one_by_one(precision, rounding):
     torch.manual_seed(0)
     task = Task(
         name="chain",
@@ -120,26 +120,26 @@ def test_a_chain_of_layers_batched_and_one_by_one(precision, rounding):
 
 
 def test_parameters_that_cannot_be_views_of_the_vector(monkeypatch):
-    """As on a GPU, where some kernels cannot use what does not begin at a multiple of 16 bytes."""
+    """As on a GPU, where some kernels need addresses that are multiples of 16 bytes."""
     task, cpu = odd_task(), torch.device("cpu")
     expected = computed(task, cpu, "loop")
-    asked = []
+    answers = []
 
     def usable(tensor):
-        asked.append(tensor.data_ptr() % 16 == 0)
-        return asked[-1]
+        answers.append(tensor.data_ptr() % 16 == 0)
+        return answers[-1]
 
     monkeypatch.setattr("gossamer.flat.usable", usable)
     for here, there in zip(computed(task, cpu, "loop"), expected, strict=True):
         torch.testing.assert_close(here, there, rtol=0, atol=0)
-    assert True in asked
-    assert False in asked
+    assert True in answers
+    assert False in answers
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("backend", ["batched", "loop", "graph"])
 def test_batch_norm_behind_a_parameter_of_odd_length_on_a_gpu(backend, monkeypatch):
-    """cuDNN takes weights that begin at odd places for an error of the address."""
+    """cuDNN refuses weights at addresses that are not aligned."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
     task = odd_task()
     expected = computed(task, torch.device("cpu"), "loop")
@@ -210,20 +210,20 @@ class Locked(nn.Linear):
 @pytest.mark.parametrize(
     ("kind", "why"), [(Stubborn, "defines a __deepcopy__ .*batched"), (Locked, "cannot be copied .*batched; .*pickle")]
 )
-def test_a_model_that_cannot_be_copied_is_told_to_be_batched(kind, why):
+def test_the_error_for_a_model_that_cannot_be_copied_recommends_batched(kind, why):
     task = dataclasses.replace(branches_task(), model=lambda: kind(6, 3))
     with pytest.raises(InputError, match=why):
         computed(task, torch.device("cpu"), "loop")
     assert all(tensor.isfinite().all() for tensor in computed(task, torch.device("cpu"), "batched"))
 
 
-def test_a_model_whose_parts_know_each_other_otherwise_than_as_modules():
-    """A copy's hook would add what another model has."""
+def test_a_model_whose_hook_refers_to_another_of_its_modules():
+    """The hook of a copy would read the weights of the original."""
 
     def model():
-        made = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
-        made[1].register_forward_hook(lambda module, inputs, output: output + made[2].weight.sum())
-        return made
+        chain = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
+        chain[1].register_forward_hook(lambda module, inputs, output: output + chain[2].weight.sum())
+        return chain
 
     values = {
         "workers": 1,
@@ -246,12 +246,12 @@ class Curious(nn.Linear):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_model_that_cannot_be_captured_goes_without_a_graph_on_a_gpu():
+def test_a_model_that_cannot_be_captured_falls_back_on_a_gpu():
     task = dataclasses.replace(branches_task(), model=lambda: Curious(6, 3))
     expected = computed(task, torch.device("cpu"), "loop")
     with pytest.warns(UserWarning, match="no CUDA graph"):
-        found = computed(task, torch.device("cuda"), "graph")
-    for here, there in zip(found, expected, strict=True):
+        computed_on_gpu = computed(task, torch.device("cuda"), "graph")
+    for here, there in zip(computed_on_gpu, expected, strict=True):
         torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-5, check_dtype=False)
 
 

@@ -1,4 +1,4 @@
-"""Simulated time against closed forms, computed from the same draws; and how hardware is described."""
+"""Simulated times against closed forms computed from the same random numbers, and the description of hardware."""
 
 import math
 
@@ -17,7 +17,7 @@ RUN = {"task": "quadratic", "dim": 64, "link": "8kbit/10ms", "compute": "lognorm
 
 
 def compute_times(workers, steps, seed=0, mean=0.4, sigma=0.5, factors=None):
-    """C_i(k) as the cluster draws them, by (step, rank)."""
+    """Return C_i(k) as the cluster draws them, by (step, rank)."""
     normal = np.array([stream(seed, "compute", rank).standard_normal(steps) for rank in range(workers)]).T
     return mean * np.exp(sigma * normal - sigma**2 / 2) * np.array(factors or [1.0] * workers)
 
@@ -27,11 +27,11 @@ def allreduce_time(members, latency=0.01, vector=0.256):
 
 
 def finish_times(run):
-    """When each worker ended each step, by (step, rank)."""
-    found = {}
-    with each_step(run.config.method, lambda w: found.__setitem__((w.step, w.rank), w.time * w.mean_gradient_time)):
+    """Return the time at which each worker ended each step, by (step, rank), and the result."""
+    ended = {}
+    with each_step(run.config.method, lambda w: ended.__setitem__((w.step, w.rank), w.time * w.mean_gradient_time)):
         result = simulate(run)
-    return found, result
+    return ended, result
 
 
 @pytest.mark.parametrize("workers", [1, 4, 5])
@@ -52,7 +52,7 @@ def test_allreduce_waits_for_the_slowest_and_for_the_network(workers):
 def test_overlap_hides_communication_behind_the_next_gradient(topology, workers):
     """F_i(k) = max(F_i(k−1) + C_i(k), max_{j in G_i} F_j(k−1) + T_G)."""
     run = make_run(**RUN, method="overlap", topology=topology, workers=workers)
-    found, _ = finish_times(run)
+    ended, _ = finish_times(run)
     compute = compute_times(workers, 40)
     before = compute[0].copy()
     for k in range(1, 30):
@@ -62,10 +62,10 @@ def test_overlap_hides_communication_behind_the_next_gradient(topology, workers)
             if len(group) > 1:
                 now[rank] = max(now[rank], max(before[j] for j in group) + allreduce_time(len(group)))
         for rank in range(workers):
-            if (k, rank) in found:
-                assert found[k, rank] == pytest.approx(now[rank], rel=1e-9), (k, rank)
+            if (k, rank) in ended:
+                assert ended[k, rank] == pytest.approx(now[rank], rel=1e-9), (k, rank)
         before = now
-    assert len(found) >= 30 * workers - workers
+    assert len(ended) >= 30 * workers - workers
 
 
 def test_localsgd_waits_only_every_few_steps():
@@ -76,7 +76,7 @@ def test_localsgd_waits_only_every_few_steps():
 
 @pytest.mark.parametrize("method", ["gossip", "a2cid2", "lasgd"])
 def test_workers_that_never_wait_run_at_their_own_pace(method):
-    """A straggler makes fewer steps; nobody else is slowed down, however slow the network is."""
+    """A straggler makes fewer steps and slows down nobody else, however slow the network is."""
     result = simulated(
         task="quadratic", dim=4, method=method, workers=4, steps=100, compute="constant:1s", straggler="2:5",
         link="8bit/1s",
@@ -89,8 +89,8 @@ def test_workers_that_never_wait_run_at_their_own_pace(method):
 
 
 def test_compute_idle_time_and_utilization_by_hand():
-    """Two workers of 1 s and 3 s, a network of 1 s: of every 4 s one works 1 and waits 3, the other works 3."""
-    # One float each: 4 bytes, in pairs one vector goes each way.
+    """Gradients of 1 s and 3 s, an all-reduce of 1 s: of every 4 s, one worker waits 3 and the other 1."""
+    # One float: 4 bytes; among two workers an all-reduce sends one vector in each direction.
     result = simulated(
         task="quadratic", dim=1, method="allreduce", workers=2, steps=10, compute="constant:1s", straggler="1:3",
         link="4b/0ms",
@@ -118,7 +118,7 @@ def test_history_has_a_point_at_the_start_and_one_per_step():
 
 @pytest.mark.parametrize("method", ["allreduce", "gossip", "a2cid2", "lasgd"])
 @pytest.mark.parametrize("workers", [1, 4])
-def test_gradients_begin_together_and_only_after_somebody_has_looked(method, workers, monkeypatch):
+def test_gradients_begin_together_and_only_after_the_observation(method, workers, monkeypatch):
     taken = []
     evaluate = Evaluator.gradients
 
@@ -135,7 +135,7 @@ def test_gradients_begin_together_and_only_after_somebody_has_looked(method, wor
     ("spec", "mean", "deviation"),
     [("constant:20ms", 0.02, 0), ("lognormal:1s,0.5", 1, math.sqrt(math.exp(0.25) - 1)), ("exponential:2s", 2, 2)],
 )
-def test_compute_times_have_the_mean_that_was_asked_for(spec, mean, deviation):
+def test_compute_times_have_the_configured_mean(spec, mean, deviation):
     compute = ComputeTimes(spec, "1:3", 2)
     for rank, factor in ((0, 1), (1, 3)):
         rng = np.random.default_rng(rank)
@@ -145,7 +145,7 @@ def test_compute_times_have_the_mean_that_was_asked_for(spec, mean, deviation):
         assert compute.mean(rank) == pytest.approx(factor * mean)
 
 
-def test_compute_times_can_come_from_a_file(tmp_path):
+def test_compute_times_can_be_read_from_a_file(tmp_path):
     path = tmp_path / "times.txt"
     path.write_text("0.5\n1.5\n4\n")
     compute = ComputeTimes(f"sample:{path}", "", 1)
@@ -157,7 +157,7 @@ def test_compute_times_can_come_from_a_file(tmp_path):
 @pytest.mark.parametrize(
     ("text", "seconds"), [("100ms", 0.1), ("0.1s", 0.1), ("0.1", 0.1), ("20us", 2e-5), ("3µs", 3e-6), ("1e-3 s", 1e-3)]
 )
-def test_times_as_people_write_them(text, seconds):
+def test_parse_seconds(text, seconds):
     assert parse_seconds(text, "--compute") == pytest.approx(seconds)
 
 
@@ -165,7 +165,7 @@ def test_times_as_people_write_them(text, seconds):
     ("text", "bytes_per_s", "latency"),
     [("200mbit/5ms", 25e6, 0.005), ("1gbit", 125e6, 0.0), ("3MB/1s", 3e6, 1.0), ("inf", math.inf, 0.0), ("8bit", 1, 0)],
 )
-def test_links_as_people_write_them(text, bytes_per_s, latency):
+def test_parse_link(text, bytes_per_s, latency):
     link = parse_link(text, "--link")
     assert (link.bytes_per_s, link.latency_s) == (pytest.approx(bytes_per_s), latency)
 
@@ -181,7 +181,7 @@ def test_links_as_people_write_them(text, bytes_per_s, latency):
         ({"slow_link": "0-9:1gbit"}, "two different nodes from 0 to 3"),
     ],
 )
-def test_a_network_that_cannot_be_is_refused(values, message):
+def test_impossible_networks_are_refused(values, message):
     with pytest.raises(InputError, match=message):
         NodeLayout(HardwareConfig(**values), 4)
 
@@ -202,6 +202,6 @@ def test_a_network_that_cannot_be_is_refused(values, message):
         ({"join": "4@3"}, "--join names worker 4"),
     ],
 )
-def test_machines_that_cannot_be_are_refused(values, message):
+def test_impossible_machines_are_refused(values, message):
     with pytest.raises(InputError, match=message):
         simulated(task="quadratic", workers=4, steps=2, **values)

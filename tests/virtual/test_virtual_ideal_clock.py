@@ -10,17 +10,17 @@ from gossamer.virtual.sim.pairing import PoissonEdges
 from plain_training import cluster_of, simulated
 
 
-def test_gradients_strike_as_a_poisson_process():
+def test_gradients_are_a_poisson_process():
     cluster = cluster_of(task="consensus", dim=1, method="gossip", workers=200, topology="ring", clock="ideal")
     cluster.run_until(50.0)
     counts = np.array([worker.steps_done for worker in cluster.workers])
     assert abs(counts.sum() - 10_000) < 4 * math.sqrt(10_000)
-    # A Poisson count has a variance equal to its mean; 200 of them tell it to about 10%.
+    # The variance of a Poisson count equals its mean; 200 counts estimate it to about 10%.
     assert 0.65 < counts.var() / counts.mean() < 1.4
 
 
 @pytest.mark.parametrize("rate", [0.5, 1.0, 3.0])
-def test_exchanges_come_at_their_rate(rate):
+def test_exchanges_happen_at_their_rate(rate):
     cluster = cluster_of(
         task="consensus", dim=1, method="gossip", workers=40, topology="ring", clock="ideal", rate=rate
     )
@@ -45,7 +45,7 @@ def test_every_edge_fires_at_its_own_rate():
 
 
 @pytest.mark.parametrize("method", ["allreduce", "overlap", "localsgd", "divisible"])
-def test_methods_that_wait_make_one_round_per_unit(method):
+def test_methods_in_lockstep_make_one_step_per_unit(method):
     result = simulated(task="quadratic", method=method, workers=4, clock="ideal", steps=12)
     assert [(point.time, point.total_steps) for point in result.history] == [(float(t), 4 * t) for t in range(13)]
     assert result.final.utilization == 1.0

@@ -1,4 +1,4 @@
-"""Operations on rows are written down and executed later, in batches: the result is as if they were done at once."""
+"""Operations on rows are recorded and executed later, in batches. The result is as if they were executed at once."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ CPU = torch.device("cpu")
 
 
 class Both:
-    """The same vectors twice: rows of a tape, and plain tensors that are changed at once."""
+    """The same vectors twice: rows of a tape, and plain tensors that change at once."""
 
     def __init__(self, width=WIDTH, device=CPU):
         self.tape = Tape(WORKERS, torch.float64, device)
@@ -53,7 +53,7 @@ class Both:
 
     def do(self, operation):
         kind, a, b, number, several = operation
-        # Matrix rows come first and are always there; temporaries behind them come and go.
+        # The rows of the matrices come first and stay; temporary rows follow.
         i, j, rank = a % len(self.rows), b % len(self.rows), a % WORKERS
         y, v, plain_y, plain_v = self.rows[i], self.rows[j], self.plain[i], self.plain[j]
         plain_v = plain_v.clone()
@@ -74,9 +74,9 @@ class Both:
             plain_y.mul_(number)
         elif kind == "sum":
             sums = []
-            places = [(number, b), (-number, b + 1), (0.3 * number, a + b)]
+            operands = [(number, b), (-number, b + 1), (0.3 * number, a + b)]
             for target, keep in ((i, (0.0, 1.0, 0.75, 1.0 - number)[a % 4]), (j, 0.5)):
-                terms = [(c, k % len(self.rows)) for c, k in places if k % len(self.rows) != target] or [
+                terms = [(c, k % len(self.rows)) for c, k in operands if k % len(self.rows) != target] or [
                     (1.0, target ^ 1)
                 ]
                 sums.append((target, keep, terms))
@@ -104,7 +104,7 @@ class Both:
         elif kind == "drop" and len(self.rows) > 2 * WORKERS:
             at = 2 * WORKERS + a % (len(self.rows) - 2 * WORKERS)
             del self.rows[at], self.plain[at]
-        elif kind == "look":
+        elif kind == "read":
             torch.testing.assert_close(y.tensor(), plain_y, rtol=1e-9, atol=1e-9)
         elif kind == "write":
             y[:2] = number
@@ -129,7 +129,7 @@ class Both:
 
 
 KINDS = (
-    "copy", "add", "sub", "lerp", "mul", "sum", "clone", "mean", "mixed mean", "gradient", "update", "drop", "look",
+    "copy", "add", "sub", "lerp", "mul", "sum", "clone", "mean", "mixed mean", "gradient", "update", "drop", "read",
     "write", "torch", "times row", "add tensor",
 )  # fmt: skip
 
@@ -147,7 +147,7 @@ OPERATIONS = st.lists(
 
 @given(operations=OPERATIONS)
 @settings(max_examples=150)
-def test_any_sequence_of_operations_is_as_if_done_at_once(operations):
+def test_any_sequence_of_operations_is_as_if_executed_at_once(operations):
     both = Both()
     for operation in operations:
         both.do(operation)
@@ -159,7 +159,7 @@ LAZY = [(kind, a, b, 0.5, [a, b, a + b]) for kind in KINDS[:11] for a in range(0
 
 @given(order=st.permutations(LAZY))
 @settings(max_examples=8)
-def test_long_sequences_that_nobody_looks_at(order):
+def test_long_sequences_without_a_flush(order):
     both = Both()
     for operation in order:
         both.do(operation)
@@ -175,7 +175,7 @@ def test_long_sequences_that_nobody_looks_at(order):
 @given(operations=OPERATIONS)
 @settings(max_examples=50, deadline=None)
 def test_any_sequence_on_a_gpu(operations):
-    """There a program is one kernel."""
+    """On a GPU a program is one kernel."""
     both = Both(width=1000, device=torch.device("cuda"))
     for operation in operations:
         both.do(operation)
@@ -184,7 +184,7 @@ def test_any_sequence_on_a_gpu(operations):
 
 @given(operations=OPERATIONS)
 @settings(max_examples=5)
-def test_long_rows_that_are_worked_on_one_by_one(operations):
+def test_long_rows_are_processed_one_by_one(operations):
     both = Both(width=(1 << 20) // 8 + 1)
     assert both.x.wide
     for operation in operations[:15]:
@@ -192,15 +192,15 @@ def test_long_rows_that_are_worked_on_one_by_one(operations):
     both.check()
 
 
-def test_operations_do_not_pile_up_without_end():
+def test_the_number_of_pending_operations_is_bounded():
     both = Both()
     for _ in range(PENDING_LIMIT + 10):
         both.rows[0].mul_(1.0)
     assert both.tape._num_pending < PENDING_LIMIT
 
 
-def test_temporaries_are_given_back():
-    """Memory: snapshots that nobody holds any more make room for the next."""
+def test_slots_of_temporaries_are_reused():
+    """A snapshot without references makes room for the next."""
     both = Both()
     for k in range(1000):
         snapshot = both.rows[k % WORKERS].clone()
@@ -222,7 +222,7 @@ def test_a_view_of_a_temporary_outlives_it():
 
 
 def test_the_mean_of_one_is_not_the_row_itself():
-    """A worker may change what it sent once the answer is there."""
+    """A worker may change the vector that it sent after the answer has arrived."""
     both = Both()
     mean = both.tape.mean([both.rows[0]])
     both.rows[0].mul_(0.0)
@@ -239,15 +239,15 @@ def test_the_mean_of_one_is_not_the_row_itself():
         lambda x: torch.ones(WIDTH, dtype=torch.float64).add_(x), lambda x: torch.ones(WIDTH).double() * x,
     ],
 )  # fmt: skip
-def test_a_row_passes_for_a_tensor(function):
+def test_a_row_can_be_used_like_a_tensor(function):
     both = Both()
     both.rows[2].mul_(2.0)
     torch.testing.assert_close(function(both.rows[2]), function(2.0 * both.plain[2]))
 
 
 @pytest.mark.parametrize("weight", [0.5, 0.3])
-def test_what_is_equal_stays_so_between_two(weight):
-    """On rows, and on tensors beside them."""
+def test_interpolating_equal_vectors_changes_nothing(weight):
+    """On rows, on tensors, and on both."""
     both = Both()
     row, expected = both.rows[0], both.plain[0].clone()
     row.lerp_(row.tensor(), weight)
@@ -263,7 +263,7 @@ def test_what_is_equal_stays_so_between_two(weight):
     assert torch.equal(own.tensor(), 2.0 * expected + 3.0)
 
 
-def test_without_a_triton_that_works_a_gpu_goes_the_way_of_torch(monkeypatch):
+def test_without_a_working_triton_the_torch_executor_is_used(monkeypatch):
     def missing(dtype, device):
         raise subprocess.CalledProcessError(1, "gcc")
 

@@ -26,7 +26,7 @@ from plain_training import (
 )
 
 APART = {"method": "localsgd", "period": 1000, "compute": "constant:1s"}
-"""Nobody ever averages: each worker trains alone."""
+"""Workers never average: each trains alone."""
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +42,9 @@ def test_batched_gradients_are_those_of_one_worker_after_the_other(task, text):
         values = {"task": "shakespeare", "data": text, "batch": 2, "optimizer": "sgd", "steps": 2}
     else:
         values = {"task": "digits", "model": task, "batch": 8, "optimizer": "sgd", "steps": 4}
-    one, other = (simulated(**values, method="gossip", workers=3, gradient_backend=way) for way in ("batched", "loop"))
+    one, other = (
+        simulated(**values, method="gossip", workers=3, gradient_backend=backend) for backend in ("batched", "loop")
+    )
     torch.testing.assert_close(one.model, other.model, rtol=0, atol=1e-5)
     assert one.final.loss == pytest.approx(other.final.loss, rel=1e-5)
     assert one.final.accuracy == pytest.approx(other.final.accuracy, abs=0.003)
@@ -51,9 +53,17 @@ def test_batched_gradients_are_those_of_one_worker_after_the_other(task, text):
         torch.testing.assert_close(tensor, other.weights[name], rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("way", ["batched", "loop"])
-def test_batch_norm_keeps_its_statistics_per_worker_and_averages_them_for_evaluation(way):
-    values = {"task": "digits", "model": "conv", "workers": 3, "batch": 8, "steps": 4, "gradient_backend": way, **APART}
+@pytest.mark.parametrize("backend", ["batched", "loop"])
+def test_batch_norm_keeps_its_statistics_per_worker_and_averages_them_for_evaluation(backend):
+    values = {
+        "task": "digits",
+        "model": "conv",
+        "workers": 3,
+        "batch": 8,
+        "steps": 4,
+        "gradient_backend": backend,
+        **APART,
+    }
     run = make_run(**values)
     result = simulate(run)
     optimizer = partial(torch.optim.SGD, lr=run.config.lr, momentum=0.9)
@@ -74,15 +84,15 @@ def test_batch_norm_keeps_its_statistics_per_worker_and_averages_them_for_evalua
     assert result.final.accuracy == pytest.approx(float(run.task.correct(outputs, run.task.test[1])), abs=1e-6)
 
 
-def test_the_result_is_not_what_the_model_is_trained_on_with_next():
+def test_a_result_does_not_change_when_the_model_is_trained_again():
     model = Wave()
     task = dataclasses.replace(wave_task(1), model=lambda: model)
     (run,) = resolve({"workers": 1, "batch": 3, "steps": 2, "lr": 0.1, **APART}, task=task)
     first = simulate(run)
-    kept = first.model.clone()
+    before = first.model.clone()
     simulate(run)
     torch.nn.init.zeros_(model.w)
-    torch.testing.assert_close(first.model, kept, rtol=0, atol=0)
+    torch.testing.assert_close(first.model, before, rtol=0, atol=0)
 
 
 def test_each_worker_is_scored_with_its_own_model():
@@ -128,7 +138,7 @@ OPTIMIZERS = {
 
 
 class Wave(torch.nn.Module):
-    """Something whose gradient is not the same everywhere, in float64 and in two chunks."""
+    """A model with a gradient that depends on the parameters, in float64, with two parameters."""
 
     def __init__(self):
         super().__init__()
@@ -162,9 +172,9 @@ def test_updates_of_many_workers_at_once_are_those_of_torchs_own_optimizers(name
     )
     cluster = make_cluster(run)
     cluster.run_until(12.5)
-    made = [worker.steps_done for worker in cluster.workers]
-    assert len(set(made)) >= 3
-    for rank, steps in enumerate(made):
+    steps_done = [worker.steps_done for worker in cluster.workers]
+    assert len(set(steps_done)) >= 3
+    for rank, steps in enumerate(steps_done):
         model = Wave()
         opt = OPTIMIZERS[name](model.parameters())
         schedule = torch.optim.lr_scheduler.LambdaLR(opt, make_schedule("cosine", 12, 0))
@@ -212,7 +222,7 @@ def test_learning_rates_follow_their_schedule(kind, warmup):
     torch.testing.assert_close(simulate(run).model.double(), x, rtol=0, atol=1e-6)
 
 
-def test_a_schedule_of_the_users_own():
+def test_a_custom_schedule():
     (run,) = resolve(
         {"workers": 1, "batch": 3, "steps": 5, "lr": 0.1, "momentum": 0.0, **APART},
         task=wave_task(1),
@@ -224,7 +234,7 @@ def test_a_schedule_of_the_users_own():
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "accumadam", "rmsprop"])
-def test_the_optimizer_of_a_worker_that_joins_begins_anew(name):
+def test_a_worker_that_joins_has_a_fresh_optimizer_state(name):
     run = make_run(
         task="quadratic", dim=4, workers=2, optimizer=name, lr=0.1, momentum=0.9, accumadam_period=3, **APART,
         fail="1@7.5",
@@ -241,26 +251,26 @@ def test_the_optimizer_of_a_worker_that_joins_begins_anew(name):
         torch.testing.assert_close(cluster.rows()[1], x.detach(), rtol=1e-5, atol=1e-6)
 
 
-@given(seed=st.integers(0, 1000), look=st.lists(st.floats(0.01, 0.8), max_size=6))
+@given(seed=st.integers(0, 1000), times=st.lists(st.floats(0.01, 0.8), max_size=6))
 @settings(max_examples=12)
-def test_looking_at_a_run_does_not_change_it(seed, look):
-    """Operations are written down and executed later, in batches; when does not matter."""
+def test_observing_a_run_does_not_change_it(seed, times):
+    """The tape executes operations later, in batches. The moment of a flush does not matter."""
     values = {"task": "quadratic", "dim": 3, "workers": 5, "method": "a2cid2", "seed": seed, "noise": 0.5}
-    quiet, watched = cluster_of(**values), cluster_of(**values)
-    quiet.run_until(0.8)
-    for time in sorted(look):
-        watched.run_until(time)
-        watched.consensus()
-    watched.run_until(0.8)
-    torch.testing.assert_close(quiet.rows(), watched.rows(), rtol=1e-5, atol=1e-6)
+    unobserved, observed = cluster_of(**values), cluster_of(**values)
+    unobserved.run_until(0.8)
+    for time in sorted(times):
+        observed.run_until(time)
+        observed.consensus()
+    observed.run_until(0.8)
+    torch.testing.assert_close(unobserved.rows(), observed.rows(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("clock", ["ideal", "hardware"])
 @pytest.mark.parametrize("method", ["gossip", "allreduce", "divisible"])
-def test_a_diverged_run_says_when_and_where_and_keeps_what_it_has(method, clock):
+def test_a_diverged_run_reports_when_and_where_and_keeps_its_history(method, clock):
     result = simulated(task="quadratic", method=method, workers=3, steps=80, lr=1e6, clock=clock, momentum=0.0)
     if method == "divisible":
-        assert result.diverged is None  # Adam's steps are as long as the learning rate, and no longer
+        assert result.diverged is None  # a step of Adam is never longer than the learning rate
         return
     assert result.diverged is not None
     assert 0 < result.diverged.time <= result.final.time + 3
@@ -275,7 +285,7 @@ def test_a_diverged_run_says_when_and_where_and_keeps_what_it_has(method, clock)
     }  # fmt: skip
 
 
-def test_the_first_loss_that_is_not_finite_is_the_one_that_is_named():
+def test_the_first_loss_that_is_not_finite_is_reported():
     """Worker 1 alone has data that overflows."""
     inputs = torch.tensor([[1.0], [1e30], [1.0]])
 

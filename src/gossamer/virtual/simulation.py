@@ -112,7 +112,7 @@ def make_cluster(
 
 
 class _Simulation:
-    """Runs a cluster to its end and takes the points of the history on the way."""
+    """Runs a cluster to its end and collects the points of its history."""
 
     def __init__(self, run: Run, callback: PointCallback | None, recorder: Recorder | None) -> None:
         self.run, self.callback = run, callback

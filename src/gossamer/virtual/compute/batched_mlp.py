@@ -31,7 +31,7 @@ class BatchedMLP:
 
     @classmethod
     def of(cls, model: nn.Module) -> BatchedMLP | None:
-        """Return the batched form of ``model``, or None if it has another structure or somebody hooked its calls."""
+        """Return the batched form of ``model``, or None if it has another structure or hooks on its calls."""
         if _has_any_global_hook():
             return None
         names = {id(parameter): name for name, parameter in model.named_parameters() if parameter.requires_grad}

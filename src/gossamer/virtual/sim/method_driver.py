@@ -139,7 +139,7 @@ class MethodDriver:
         worker.waiting_for_steps.clear()
 
     def remove(self, rank: int) -> None:
-        """Take a worker that died out of all communication: nobody waits for it any more."""
+        """Take a worker that died out of all communication and resume those that wait for it."""
         self.exchanges.rendezvous.on_membership_change(left=rank)
         for coroutine in self.exchanges.remove(rank):
             self.resume(coroutine, None)

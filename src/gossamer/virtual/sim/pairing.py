@@ -56,7 +56,7 @@ class PoissonPairing:
         self.stopped = False
 
     def stop(self) -> None:
-        """Pair nobody any more."""
+        """Make no more pairs."""
         self.stopped = True
 
     def request(self, now: float, coroutine: Coroutine, rate: float) -> None:
@@ -98,7 +98,7 @@ class ReadyPairing:
         self.stopped = False
 
     def stop(self) -> None:
-        """Pair nobody any more."""
+        """Make no more pairs."""
         self.stopped = True
 
     def request(self, now: float, coroutine: Coroutine, rate: float) -> None:

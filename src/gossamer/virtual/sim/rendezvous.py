@@ -67,7 +67,7 @@ class RendezvousTable:
             self.complete(rendezvous)
 
     def on_membership_change(self, left: int | None = None) -> None:
-        """Complete every rendezvous that waits for nobody any more, after worker ``left`` died or another joined."""
+        """After worker ``left`` died or another joined, complete every rendezvous that misses nobody any more."""
         for key, rendezvous in list(self.open.items()):
             if left is None:
                 rendezvous.count_missing()
