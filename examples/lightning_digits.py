@@ -1,4 +1,4 @@
-"""A Lightning module on the digits of scikit-learn, trained by several workers that do not wait for each other.
+"""A Lightning module on handwritten digits, trained by several workers that do not wait for each other.
 
     torchrun --nproc-per-node 2 examples/lightning_digits.py
 
@@ -10,17 +10,17 @@ import logging
 
 import lightning as L
 import torch
-from sklearn.datasets import load_digits
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
+from gossamer import tasks
 from gossamer.integrations.lightning import GossamerStrategy
 
 
 class Digits(L.LightningModule):
     def __init__(self) -> None:
         super().__init__()
-        self.net = nn.Sequential(nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
 
     def training_step(self, batch, index):
         x, y = batch
@@ -43,9 +43,8 @@ def main() -> None:
     options = parser.parse_args()
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
 
-    images, labels = load_digits(return_X_y=True)
-    data = TensorDataset(torch.tensor(images / 16, dtype=torch.float32), torch.tensor(labels))
-    train, test = torch.utils.data.random_split(data, [1437, 360], generator=torch.Generator().manual_seed(0))
+    digits = tasks.build("digits", workers=1, seed=0)
+    train, test = TensorDataset(*digits.train), TensorDataset(*digits.test)
 
     strategy = GossamerStrategy(method=options.method, topology="ring", validate_mean=True)
     trainer = L.Trainer(
