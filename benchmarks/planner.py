@@ -1,15 +1,15 @@
-"""Predicted step times beside measured ones, on real workers behind slow links. Prints markdown tables.
+"""Compare predicted with measured step times, of real workers on slow links. Prints markdown tables.
 
     python benchmarks/planner.py                       # all twelve settings, half an hour
     python benchmarks/planner.py --only 50/straggler   # one of them
-    python benchmarks/planner.py --table               # the table of what has been kept
+    python benchmarks/planner.py --table               # the tables of the stored results
 
-Four workers, a process each, on four hosts (network namespaces: needs root and iproute2) whose links carry 50, 200 or
-1,000 Mbit/s or whatever the machine can do. Compute is a wait, as on an accelerator, so that four workers do not
-fight over few cores: 100 ms a step; the same with one worker three times slower; log-normal times, σ = 0.3. In each
-setting the workers probe the cluster and then train with every candidate. ``benchmarks/results/planner`` keeps what was
-probed and what was measured; predictions are made from the former, and the recommended candidate is compared with the
-best of all that were measured.
+Four workers, one process each, run on four hosts (network namespaces: needs root and iproute2). Their links carry 50,
+200 or 1,000 Mbit/s, or whatever the machine can do. Compute is a wait, as on an accelerator, so that four workers do
+not compete for few cores: 100 ms a step; the same with one worker three times slower; log-normal times, σ = 0.3. In
+each setting the workers probe the cluster and then train with every candidate. ``benchmarks/results/planner`` stores
+the cluster file and the measured times. The tables predict from the former, and compare the recommended candidate with
+the fastest one measured.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ CANDIDATES: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-def run_setting(bandwidth: str, compute: str) -> dict[str, Any]:
-    """Probe, predict and measure in one setting."""
-    with tempfile.TemporaryDirectory() as scrap, Hosts(WORKERS, BANDWIDTHS[bandwidth]) as hosts:
-        spec, out = Path(scrap) / "spec.json", Path(scrap) / "found.json"
+def run_setting(bandwidth: str, compute: str) -> None:
+    """Probe and measure in one setting, and store the result."""
+    with tempfile.TemporaryDirectory() as scratch, Hosts(WORKERS, BANDWIDTHS[bandwidth]) as hosts:
+        settings, out = Path(scratch) / "settings.json", Path(scratch) / "result.json"
         values = {"task": "quadratic", "dim": PARAMETERS, "optimizer": "adam", "lr": 1e-3, **COMPUTE[compute]}
-        spec.write_text(
+        settings.write_text(
             json.dumps(
                 {
                     "values": values,
@@ -78,7 +78,7 @@ def run_setting(bandwidth: str, compute: str) -> dict[str, Any]:
         processes = [
             hosts.start(
                 rank,
-                [sys.executable, str(WORKER), str(spec)],
+                [sys.executable, str(WORKER), str(settings)],
                 {
                     "RANK": str(rank),
                     "WORLD_SIZE": str(WORKERS),
@@ -94,42 +94,41 @@ def run_setting(bandwidth: str, compute: str) -> dict[str, Any]:
             for process in processes:
                 process.wait(timeout=900)
         except subprocess.TimeoutExpired:
-            raise SystemExit(f"{bandwidth}/{compute}: no end after a quarter of an hour") from None
+            raise SystemExit(f"{bandwidth}/{compute}: not finished after a quarter of an hour") from None
         finally:
             for process in processes:
                 process.kill()
-        found = json.loads(out.read_text())
+        result = json.loads(out.read_text())
         RESULTS.mkdir(parents=True, exist_ok=True)
         (RESULTS / f"{bandwidth}-{compute}.toml").write_text(out.with_suffix(".toml").read_text())
-    found |= {"bandwidth": bandwidth, "compute": compute}
-    (RESULTS / f"{bandwidth}-{compute}.json").write_text(json.dumps(found, indent=1) + "\n")
-    return found
+    result |= {"bandwidth": bandwidth, "compute": compute}
+    (RESULTS / f"{bandwidth}-{compute}.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 @dataclass(frozen=True)
 class Setting:
-    """One setting: what was measured, and what is predicted from its probe."""
+    """One setting: the measured step times, and the plan from its cluster file."""
 
     name: str
     measured: list[float]
+    """In the order of ``CANDIDATES``."""
     plan: Plan
-    """Of the candidates, in some job_spec."""
 
     @classmethod
-    def kept(cls, path: Path) -> Setting:
-        found = json.loads(path.read_text())
-        machines = cluster_file.read(path.with_suffix(".toml"))
-        candidates = [Candidate(*each) for each in CANDIDATES]
-        plan = make_plan(machines, Workload("quadratic", machines.parameters, "adam"), only=candidates)
-        return cls(f"{found['bandwidth']}, {found['compute']}", [row["measured_s"] for row in found["rows"]], plan)
+    def read(cls, path: Path) -> Setting:
+        result = json.loads(path.read_text())
+        spec = cluster_file.read(path.with_suffix(".toml"))
+        candidates = [Candidate(*fields) for fields in CANDIDATES]
+        plan = make_plan(spec, Workload("quadratic", spec.parameters, "adam"), only=candidates)
+        return cls(f"{result['bandwidth']}, {result['compute']}", [row["measured_s"] for row in result["rows"]], plan)
 
     def prediction(self, position: int) -> Prediction:
-        method, topology, options = CANDIDATES[position]
-        return next(each for each in self.plan.ranking if each.candidate == Candidate(method, topology, options))
+        candidate = Candidate(*CANDIDATES[position])
+        return next(prediction for prediction in self.plan.ranking if prediction.candidate == candidate)
 
     @property
     def recommended(self) -> int:
-        """The position of the winner among the candidates."""
+        """The position of the winner in ``CANDIDATES``."""
         return next(k for k in range(len(CANDIDATES)) if self.prediction(k) == self.plan.winner)
 
 
@@ -138,10 +137,10 @@ def show(settings: list[Setting]) -> None:
     lines: list[dict[str, Any]] = []
     for position, (method, topology, _) in enumerate(CANDIDATES):
         line = {"method": method, "topology": topology}
-        for each in settings:
-            predicted, measured = each.prediction(position).step_s, each.measured[position]
+        for setting in settings:
+            predicted, measured = setting.prediction(position).step_s, setting.measured[position]
             errors.append(abs(predicted / measured - 1))
-            line[each.name] = f"{1e3 * predicted:.0f} / {1e3 * measured:.0f}"
+            line[setting.name] = f"{1e3 * predicted:.0f} / {1e3 * measured:.0f}"
         lines.append(line)
     print("Predicted / measured milliseconds per step:\n")
     print(table(lines))
@@ -150,38 +149,40 @@ def show(settings: list[Setting]) -> None:
         f"90th percentile {100 * float(np.quantile(errors, 0.9)):.1f}%, largest {100 * max(errors):.1f}%.\n"
     )
     lines = []
-    near = 0
-    for each in settings:
-        chosen, best = each.recommended, int(np.argmin(each.measured))
-        behind = each.measured[chosen] / each.measured[best] - 1
-        near += behind <= 0.05
+    num_close = 0
+    for setting in settings:
+        chosen, best = setting.recommended, int(np.argmin(setting.measured))
+        behind = setting.measured[chosen] / setting.measured[best] - 1
+        num_close += behind <= 0.05
         lines.append(
             {
-                "setting": each.name,
+                "setting": setting.name,
                 "recommended": " ".join(CANDIDATES[chosen][:2]),
-                "measured, ms": round(1e3 * each.measured[chosen]),
+                "measured, ms": round(1e3 * setting.measured[chosen]),
                 "best measured": " ".join(CANDIDATES[best][:2]),
-                "ms": round(1e3 * each.measured[best]),
+                "ms": round(1e3 * setting.measured[best]),
                 "behind": f"{100 * behind:+.1f}%",
-                "contraction of the two": " and ".join(f"{each.prediction(k).contraction:.2f}" for k in (chosen, best)),
+                "contraction of the two": " and ".join(
+                    f"{setting.prediction(k).contraction:.2f}" for k in (chosen, best)
+                ),
             }
         )
     print(table(lines))
-    print(f"\nWithin 5% of the best in {near} of {len(settings)} settings.")
+    print(f"\nWithin 5% of the best in {num_close} of {len(settings)} settings.")
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", help="settings to run, such as 50/straggler,200/even")
-    parser.add_argument("--table", action="store_true", help="run nothing: show what has been kept")
+    parser.add_argument("--table", action="store_true", help="run nothing: print the tables of the stored results")
     parsed = parser.parse_args()
     every = [f"{bandwidth}/{compute}" for bandwidth in BANDWIDTHS for compute in COMPUTE]
     wanted = parsed.only.split(",") if parsed.only else every
     for setting in [] if parsed.table else wanted:
         print(f"{setting} …", file=sys.stderr, flush=True)
         run_setting(*setting.split("/"))
-    kept = [RESULTS / f"{setting.replace('/', '-')}.json" for setting in every]
-    show([Setting.kept(path) for path in kept if path.exists()])
+    stored = [RESULTS / f"{setting.replace('/', '-')}.json" for setting in every]
+    show([Setting.read(path) for path in stored if path.exists()])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Cluster files: what they say comes through, and what is wrong with them is one line that names the field."""
+"""Cluster files: reading, writing, and one-line errors that name the field."""
 
 import json
 
@@ -7,7 +7,8 @@ import pytest
 from gossamer.errors import InputError
 from gossamer.hardware import Link
 from gossamer.plan import cluster_file
-from gossamer.plan.machines import ComputeProfile, Costs, Machines, Shape, Table
+from gossamer.plan.cluster_parser import ClusterParser
+from gossamer.plan.cluster_spec import ClusterSpec, ComputeProfile, Costs, GroupShape, TimingTable
 
 GOOD = {
     "cluster": {"nodes": 2, "workers_per_node": 2},
@@ -18,7 +19,7 @@ ROW = {"what": "mean", "members": 4, "nodes": 2, "bytes": [4096, 1000000], "seco
 
 
 def changed(field, value):
-    """The good document with one field set, or taken away."""
+    """Return the good document with one field set, or removed if ``value`` is None."""
     document = json.loads(json.dumps(GOOD))
     section, _, key = field.partition(".")
     if key:
@@ -31,7 +32,7 @@ def changed(field, value):
 
 
 def read(document):
-    return cluster_file.Reader("c.toml", document).machines()
+    return ClusterParser("c.toml", document).parse()
 
 
 def test_a_file_written_by_hand(tmp_path):
@@ -49,18 +50,18 @@ def test_a_file_written_by_hand(tmp_path):
         between = "25gbit/50us"
         """
     )
-    machines = cluster_file.read(path)
-    assert (machines.nodes, machines.per_node, machines.workers) == (8, 4, 32)
-    assert machines.compute == ComputeProfile(mean_s=0.06, spread=0.05)
-    assert machines.inside == Link(12.5e9, pytest.approx(1e-5))
-    assert machines.between == Link(3.125e9, pytest.approx(5e-5))
-    assert machines.costs == Costs()
-    assert not machines.measured
+    spec = cluster_file.read(path)
+    assert (spec.nodes, spec.per_node, spec.workers) == (8, 4, 32)
+    assert spec.compute == ComputeProfile(mean_s=0.06, spread=0.05)
+    assert spec.inside == Link(12.5e9, pytest.approx(1e-5))
+    assert spec.between == Link(3.125e9, pytest.approx(5e-5))
+    assert spec.costs == Costs()
+    assert not spec.measured
 
 
 @pytest.mark.parametrize("name", ["c.toml", "c.json"])
-def test_what_is_written_is_read_again(tmp_path, name):
-    machines = Machines(
+def test_a_written_file_reads_back_equal(tmp_path, name):
+    spec = ClusterSpec(
         nodes=2,
         per_node=2,
         compute=ComputeProfile(
@@ -70,15 +71,19 @@ def test_what_is_written_is_read_again(tmp_path, name):
         between=Link(1e8, 2e-3),
         costs=Costs(slowdown=1.2, mixing_bytes_per_s=2e9, compressing_bytes_per_s=1e8, overhead_s=0.001),
         tables=(
-            Table(kind="mean", shape=Shape(4, 2, 1), sizes_bytes=(4096, 10**6), seconds=(0.001, 0.1), spread=0.05),
-            Table(kind="gather", shape=Shape(2, 1), sizes_bytes=(4096,), seconds=(0.001,), in_a_row=(0.002,)),
+            TimingTable(
+                kind="mean", shape=GroupShape(4, 2, 1), sizes_bytes=(4096, 10**6), seconds=(0.001, 0.1), spread=0.05
+            ),
+            TimingTable(
+                kind="gather", shape=GroupShape(2, 1), sizes_bytes=(4096,), seconds=(0.001,), in_a_row=(0.002,)
+            ),
         ),
         parameters=1234,
         memory_bytes=8e9,
         source="by hand",
     )
-    cluster_file.write(machines, tmp_path / name)
-    assert cluster_file.read(tmp_path / name) == machines
+    cluster_file.write(spec, tmp_path / name)
+    assert cluster_file.read(tmp_path / name) == spec
 
 
 def test_one_worker_per_node_needs_no_links_inside_and_one_node_none_between():
@@ -86,7 +91,7 @@ def test_one_worker_per_node_needs_no_links_inside_and_one_node_none_between():
     assert read({**GOOD, "cluster": {"nodes": 1, "workers_per_node": 4}, "links": {"inside": "1gbit"}}).workers == 4
 
 
-def test_parts_of_a_step_add_up():
+def test_the_parts_of_a_step_are_added():
     compute = {"forward": 0.02, "backward": "40ms", "optimizer": 0.005}
     assert read({**GOOD, "compute": compute}).compute == ComputeProfile(mean_s=pytest.approx(0.065), backward_s=0.04)
 
@@ -126,7 +131,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("field", "value", "words"), BAD)
-def test_what_is_wrong_names_the_field(field, value, words):
+def test_errors_name_the_field(field, value, words):
     with pytest.raises(InputError) as error:
         read(changed(field, value))
     message = str(error.value)
@@ -151,9 +156,9 @@ BAD_ROWS = [
 
 
 @pytest.mark.parametrize(("field", "value", "words"), BAD_ROWS)
-def test_what_is_wrong_with_a_table_names_it(field, value, words):
+def test_errors_in_a_table_name_it(field, value, words):
     good = {**GOOD, "measured": [ROW]}
-    assert read(good).tables[0].shape == Shape(4, 2, 1)
+    assert read(good).tables[0].shape == GroupShape(4, 2, 1)
     name = "members" if field == "what" and value == "exchange" else field
     with pytest.raises(InputError, match=rf"measured\[1\]\.{name}") as error:
         read({**good, "measured": [ROW, {**ROW, field: value}]})
@@ -166,7 +171,7 @@ def test_a_sample_and_a_spread_contradict_each_other():
         read({**GOOD, "compute": compute})
 
 
-def test_files_that_are_not_there_or_no_toml(tmp_path):
+def test_missing_and_invalid_files(tmp_path):
     with pytest.raises(InputError, match="cannot be read"):
         cluster_file.read(tmp_path / "none.toml")
     (tmp_path / "bad.toml").write_text("nodes = = 3")
@@ -178,5 +183,5 @@ def test_files_that_are_not_there_or_no_toml(tmp_path):
 
 
 def test_a_table_is_linear_between_its_sizes_and_beyond():
-    table = Table(kind="mean", shape=Shape(2, 1), sizes_bytes=(1000, 2000, 4000), seconds=(1.0, 2.0, 6.0))
-    assert [table.at(size) for size in (1, 1000, 1500, 3000, 4000, 5000)] == [1.0, 1.0, 1.5, 4.0, 6.0, 8.0]
+    table = TimingTable(kind="mean", shape=GroupShape(2, 1), sizes_bytes=(1000, 2000, 4000), seconds=(1.0, 2.0, 6.0))
+    assert [table.seconds_at(size) for size in (1, 1000, 1500, 3000, 4000, 5000)] == [1.0, 1.0, 1.5, 4.0, 6.0, 8.0]

@@ -1,4 +1,4 @@
-"""Probing: what is made of measurements; real workers that measure, are lost half-way, or train with the winner."""
+"""Probing: how measurements are reduced; real workers that measure, die during it, or train with the winner."""
 
 import json
 import os
@@ -13,9 +13,9 @@ import pytest
 
 from gossamer.errors import InputError
 from gossamer.plan import cluster_file
-from gossamer.plan.machines import Shape
-from gossamer.plan.probe.findings import compute_of, correlation
-from gossamer.plan.probe.prober import message_sizes
+from gossamer.plan.cluster_spec import GroupShape
+from gossamer.plan.probe.findings import compute_profile, correlation
+from gossamer.plan.probe.message_timer import message_sizes
 from gossamer.plan.probe.session import _nodes
 from gossamer.plan.recommend import Workload, make_plan
 from gossamer.process.store.rank_info import free_port
@@ -39,11 +39,11 @@ def gossamer(*arguments, cwd, **started):
     )
 
 
-def test_slow_workers_are_told_from_the_typical_one():
+def test_slow_workers_get_a_factor():
     rng = np.random.default_rng(0)
     typical = [list(0.1 * np.exp(0.1 * rng.standard_normal(400))) for _ in range(4)]
     typical[2] = [3 * time for time in typical[2]]
-    found = compute_of(typical, typical, [0.6] * 4)
+    found = compute_profile(typical, typical, [0.6] * 4)
     assert found.factors == pytest.approx((1, 1, 3, 1), rel=0.05)
     assert found.mean_s == pytest.approx(0.1, rel=0.03)
     assert np.std(np.log(found.sample_s)) == pytest.approx(0.1, rel=0.1)
@@ -52,12 +52,12 @@ def test_slow_workers_are_told_from_the_typical_one():
     assert len(found.sample_s) == 200
 
 
-def test_noise_makes_nobody_slow():
-    found = compute_of([[0.1, 0.1, 0.1], [0.102, 0.102, 0.102]], [[0.1]] * 2, [0.5, 0.5])
+def test_noise_makes_no_worker_slow():
+    found = compute_profile([[0.1, 0.1, 0.1], [0.102, 0.102, 0.102]], [[0.1]] * 2, [0.5, 0.5])
     assert found.factors == ()
 
 
-def test_workers_that_are_slow_together():
+def test_correlation_of_workers_that_are_slow_together():
     rng = np.random.default_rng(0)
     common = rng.standard_normal(500)
     times = [np.exp(common + rng.standard_normal(500)) for _ in range(3)]
@@ -65,40 +65,40 @@ def test_workers_that_are_slow_together():
     assert correlation([np.ones(20), np.ones(20)]) == 0.0
 
 
-def test_messages_go_from_4_kb_to_the_model():
-    assert message_sizes(4_000_000, "mean", everybody=False) == [4096, 32768, 262144, 2097152, 4_000_000]
-    assert message_sizes(4_000_000, "mean", everybody=True)[-1] == 8_000_000
-    assert message_sizes(4_000_000, "gather", everybody=True) == [4096, 32768, 250_000]
-    assert message_sizes(40, "exchange", everybody=False) == [4096, 32768]
+def test_message_sizes_go_from_4_kb_to_the_model():
+    assert message_sizes(4_000_000, "mean", all_workers=False) == [4096, 32768, 262144, 2097152, 4_000_000]
+    assert message_sizes(4_000_000, "mean", all_workers=True)[-1] == 8_000_000
+    assert message_sizes(4_000_000, "gather", all_workers=True) == [4096, 32768, 250_000]
+    assert message_sizes(40, "exchange", all_workers=False) == [4096, 32768]
 
 
-def test_workers_side_by_side_on_like_nodes():
+def test_nodes_need_equally_many_consecutive_workers():
     assert _nodes(["a", "a", "b", "b"]) == [0, 0, 1, 1]
     for strange in (["a", "b", "a", "b"], ["a", "a", "b"]):
         with pytest.raises(InputError, match="as many on each node"):
             _nodes(strange)
 
 
-def test_a_probe_measures_and_its_file_can_be_planned_with(tmp_path):
+def test_a_probe_writes_a_file_for_the_planner(tmp_path):
     out, err = (process := gossamer(*PROBE, "--seconds", "3", "--json", cwd=tmp_path)).communicate(timeout=100)
     assert process.returncode == 0, err
     document = json.loads(out)
-    machines = cluster_file.read(tmp_path / "cluster.toml")
-    assert document["cluster"]["workers_per_node"] == machines.per_node == 3
-    assert machines.compute.factors[2] == pytest.approx(3, rel=0.3)
-    assert machines.compute.mean_s >= 0.01
-    assert machines.parameters == 20_000
-    assert machines.costs.slowdown >= 1
-    shapes = {(table.kind, table.shape) for table in machines.tables}
+    spec = cluster_file.read(tmp_path / "cluster.toml")
+    assert document["cluster"]["workers_per_node"] == spec.per_node == 3
+    assert spec.compute.factors[2] == pytest.approx(3, rel=0.3)
+    assert spec.compute.mean_s >= 0.01
+    assert spec.parameters == 20_000
+    assert spec.costs.slowdown >= 1
+    shapes = {(table.kind, table.shape) for table in spec.tables}
     assert shapes >= {
-        ("exchange", Shape(2, 1, 1)),
-        ("mean", Shape(3, 1, 1)),
-        ("mean", Shape(2, 1, 1)),
-        ("gather", Shape(3, 1, 1)),
-        ("gather beside a mean", Shape(3, 1, 1)),
+        ("exchange", GroupShape(2, 1, 1)),
+        ("mean", GroupShape(3, 1, 1)),
+        ("mean", GroupShape(2, 1, 1)),
+        ("gather", GroupShape(3, 1, 1)),
+        ("gather beside a mean", GroupShape(3, 1, 1)),
     }
-    plan = make_plan(machines, Workload("quadratic", machines.parameters))
-    # One is three times slower: who does not wait for it wins.
+    plan = make_plan(spec, Workload("quadratic", spec.parameters))
+    # One worker is three times slower: a method that does not wait for it wins.
     assert plan.winner.candidate.method in ("lasgd", "gossip", "a2cid2")
     assert not plan.notes
 
@@ -108,12 +108,14 @@ def children(pid):
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="finds the workers in /proc")
-def test_a_probe_that_loses_a_worker_says_so_and_keeps_what_it_had(tmp_path):
+def test_a_probe_that_loses_a_worker_reports_it_and_writes_what_it_has(tmp_path):
     process = gossamer(*PROBE, "--seconds", "60", cwd=tmp_path)
     for line in process.stderr:
         if "messages" in line:
             break
-    os.kill(children(process.pid)[1], signal.SIGKILL)
+    # The fork server, a child of the command, has forked the three workers in the order of their ranks.
+    (workers,) = [pids for child in children(process.pid) if len(pids := children(child)) == 3]
+    os.kill(workers[1], signal.SIGKILL)
     out, err = process.communicate(timeout=60)
     assert process.returncode == 1
     assert out == ""
@@ -128,9 +130,9 @@ def test_a_probe_that_loses_a_worker_says_so_and_keeps_what_it_had(tmp_path):
     assert not (tmp_path / "cluster.toml").exists()
 
 
-def test_train_with_auto_says_what_it_took(tmp_path):
-    asked = ("--task", "quadratic", "--compute", "constant:5ms", "--workers", "2", "--steps", "20", "--json")
-    process = gossamer("train", "--method", "auto", *asked, cwd=tmp_path)
+def test_train_with_auto_prints_its_choice(tmp_path):
+    arguments = ("--task", "quadratic", "--compute", "constant:5ms", "--workers", "2", "--steps", "20", "--json")
+    process = gossamer("train", "--method", "auto", *arguments, cwd=tmp_path)
     out, err = process.communicate(timeout=110)
     assert process.returncode == 0, err
     (verdict,) = [line for line in err.splitlines() if line.startswith(("auto: Take", "auto: Stay"))]
@@ -151,7 +153,7 @@ y = x.sum(1, keepdim=True)
 before = [p.clone() for p in model.parameters()]
 swarm = gossamer.join(model, optimizer, method="auto", loss=lambda: torch.nn.functional.mse_loss(model(x), y))
 assert all(torch.equal(p, q) for p, q in zip(before, model.parameters()))
-print([events for events in swarm.events if events.startswith("auto: ")][0])
+print([event for event in swarm.events if event.startswith("auto: ")][0])
 for _ in range(60):
     optimizer.zero_grad()
     torch.nn.functional.mse_loss(model(x), y).backward()
@@ -162,7 +164,7 @@ print("done")
 """
 
 
-def test_join_with_auto_measures_puts_everything_back_and_trains(tmp_path):
+def test_join_with_auto_probes_restores_the_model_and_trains(tmp_path):
     (tmp_path / "loop.py").write_text(JOINED)
     session = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     workers = [
@@ -176,13 +178,13 @@ def test_join_with_auto_measures_puts_everything_back_and_trains(tmp_path):
         )
         for rank in range(2)
     ]
-    told = []
+    outputs = []
     for worker in workers:
         out, err = worker.communicate(timeout=110)
         assert worker.returncode == 0, err
         assert out.endswith("done\n")
-        told.append(out)
-    assert told[0] == told[1]
+        outputs.append(out)
+    assert outputs[0] == outputs[1]
 
 
 def test_join_with_auto_asks_for_a_loss():
@@ -198,12 +200,12 @@ def test_join_with_auto_asks_for_a_loss():
         library.join(model, optimizer, method="auto", loss=lambda: model(torch.ones(2)).sum(), rate=2)
 
 
-def test_a_wait_for_somebody_who_never_comes_ends(tmp_path, monkeypatch):
-    from gossamer.plan.probe import session as room
+def test_waiting_for_a_worker_that_never_starts_ends(tmp_path, monkeypatch):
+    from gossamer.plan.probe import session
     from gossamer.process.store.rank_info import RankInfo
 
-    monkeypatch.setattr(room, "START_S", 0.5)
+    monkeypatch.setattr(session, "START_TIMEOUT_S", 0.5)
     began = time.monotonic()
-    with pytest.raises(room.LostWorker, match="worker 1"):
-        room.ProbeSession(RankInfo(0, 2, "127.0.0.1", free_port(), "alone/"))
+    with pytest.raises(session.WorkerLost, match="worker 1"):
+        session.ProbeSession(RankInfo(0, 2, "127.0.0.1", free_port(), "alone/"))
     assert time.monotonic() - began < 30

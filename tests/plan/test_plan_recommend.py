@@ -1,4 +1,4 @@
-"""Rankings, verdicts and commands; the published measurements as a check of shape; what-if."""
+"""Rankings, verdicts, commands and what-if; the published measurements of Wang et al. as a check."""
 
 import dataclasses
 import tracemalloc
@@ -7,18 +7,18 @@ import pytest
 
 from gossamer.errors import InputError
 from gossamer.hardware import Link
-from gossamer.plan.closed_form import Scene
-from gossamer.plan.machines import ComputeProfile, Machines, Shape, Table
+from gossamer.plan.cluster_spec import ClusterSpec, ComputeProfile, GroupShape, TimingTable
 from gossamer.plan.predict import Candidate, predict
 from gossamer.plan.recommend import Workload, make_plan
-from gossamer.plan.what_if import change
+from gossamer.plan.runtime_model.cluster_model import ClusterModel
+from gossamer.plan.what_if import apply_change
 
 RESNET50 = 25_557_032
 TOPOLOGIES = ("complete", "ring", "one-peer-exponential", "alternating-exponential-ring")
 
 
 def machines(nodes=8, per_node=4, gbit=25.0, latency=5e-5, **compute):
-    return Machines(
+    return ClusterSpec(
         nodes=nodes,
         per_node=per_node,
         compute=ComputeProfile(**{"mean_s": 0.06, "spread": 0.05, **compute}),
@@ -28,10 +28,10 @@ def machines(nodes=8, per_node=4, gbit=25.0, latency=5e-5, **compute):
 
 
 def step_ms(cluster, method, topology="complete"):
-    return 1e3 * predict(Scene(cluster, RESNET50), Candidate(method, topology, {})).step_s
+    return 1e3 * predict(ClusterModel(cluster, RESNET50), Candidate(method, topology, {})).step_s
 
 
-def test_the_shape_of_what_wang_et_al_measured_on_25_gigabit():
+def test_published_step_times_on_25_gigabit():
     # 32 workers, ResNet-50. Published: 67.9, 110.8 and 188.5 ms.
     alternating = step_ms(machines(), "overlap", "alternating-exponential-ring")
     exponential = step_ms(machines(), "overlap", "one-peer-exponential")
@@ -42,7 +42,7 @@ def test_the_shape_of_what_wang_et_al_measured_on_25_gigabit():
     assert exponential == pytest.approx(110.8, rel=0.15)
 
 
-def test_the_shape_of_what_wang_et_al_measured_on_100_gigabit():
+def test_published_step_times_on_100_gigabit():
     # 8 workers. Published: 61.7, 63.4 and 73.0 ms.
     small = machines(nodes=2, gbit=100)
     times = [
@@ -58,7 +58,7 @@ def plan(cluster, parameters=RESNET50, optimizer="sgd", **asked):
     return make_plan(cluster, Workload("digits", parameters, optimizer), topologies=TOPOLOGIES, **asked)
 
 
-def test_slow_links_make_it_worth_while():
+def test_slow_links_make_decentralization_pay():
     found = plan(machines())
     assert found.winner.candidate.method != "allreduce"
     assert found.speedup(found.winner) > 2
@@ -68,7 +68,7 @@ def test_slow_links_make_it_worth_while():
     assert f"gossamer train --task digits --method {found.winner.candidate.method}" in found.command
 
 
-def test_where_compute_is_all_there_is_one_stays():
+def test_compute_bound_jobs_stay_on_all_reduce():
     found = plan(machines(gbit=400, latency=1e-6, spread=0.0), parameters=5_018)
     assert found.verdict.startswith("Stay on all-reduce: ")
     assert "bound by compute" in found.verdict
@@ -81,34 +81,34 @@ def test_one_node_is_started_without_torchrun():
     assert found.command == "gossamer train --task digits --method allreduce --workers 4"
 
 
-def test_a_plan_that_hardly_averages_does_not_win_however_fast():
+def test_a_candidate_that_hardly_averages_does_not_win_however_fast():
     slow = machines(gbit=0.2)
     found = plan(slow)
     fast = [each for each in found.ranking if each.step_s < 0.9 * found.winner.step_s]
     assert fast
-    assert all(found.why_not(each) for each in fast)
-    assert any(found.why_not(each) == "hardly averages" for each in fast)
-    blind = plan(slow, mixing=1.0)
+    assert all(found.objection(each) for each in fast)
+    assert any(found.objection(each) == "hardly averages" for each in fast)
+    blind = plan(slow, max_contraction=1.0)
     assert blind.winner.step_s < found.winner.step_s
     assert blind.winner.contraction > 0.95
 
 
-def test_a_method_with_an_optimizer_of_its_own_is_recommended_only_to_its_users():
+def test_a_method_that_needs_an_optimizer_is_recommended_only_with_it():
     slow = machines(gbit=2)
     with_sgd = plan(slow)
     divisible = [each for each in with_sgd.ranking if each.candidate.method == "divisible"]
-    assert {with_sgd.why_not(each) for each in divisible} == {"needs adam"}
+    assert {with_sgd.objection(each) for each in divisible} == {"needs adam"}
     with_adam = plan(slow, optimizer="adamw")
     divisible = [each for each in with_adam.ranking if each.candidate.method == "divisible"]
-    assert not any(with_adam.why_not(each) for each in divisible)
-    # Its models are alike to the bit; the price is said beside it.
+    assert not any(with_adam.objection(each) for each in divisible)
+    # Its models are equal to the bit; the price is late gradients.
     assert all(each.contraction == 0 and each.late_steps > 8 for each in divisible)
 
 
-def test_what_does_not_fit_is_not_recommended():
+def test_a_candidate_that_does_not_fit_in_memory_is_not_recommended():
     tight = dataclasses.replace(machines(), memory_bytes=2.5 * 4 * RESNET50)
     found = plan(tight)
-    assert {each.candidate.method for each in found.ranking if found.why_not(each) == "does not fit in memory"} >= {
+    assert {each.candidate.method for each in found.ranking if found.objection(each) == "does not fit in memory"} >= {
         "lasgd",
         "gossip",
         "a2cid2",
@@ -121,9 +121,11 @@ def test_ddp_at_its_best_is_between_compute_and_all_reduce():
     assert 0.06 < found.ddp_s[32] < found.baselines[32].step_s
 
 
-def test_equal_times_are_ranked_by_how_well_they_average():
+def test_equal_times_are_ranked_by_contraction():
     found = plan(machines(gbit=100))
-    fast = [each for each in found.ranking if not found.why_not(each) and each.step_s < 1.01 * found.ranking[0].step_s]
+    fast = [
+        each for each in found.ranking if not found.objection(each) and each.step_s < 1.01 * found.ranking[0].step_s
+    ]
     assert [round(each.contraction, 3) for each in fast[:4]] == sorted(round(each.contraction, 3) for each in fast)[:4]
 
 
@@ -132,7 +134,7 @@ def test_the_same_seed_gives_the_same_plan():
     assert plan(machines()).ranking != plan(machines(), seed=1).ranking
 
 
-def test_intervals_hold_the_prediction():
+def test_intervals_contain_the_prediction():
     for each in plan(machines()).ranking:
         low, high = each.interval_s
         assert low <= each.step_s <= high
@@ -156,8 +158,8 @@ def test_memory_does_not_grow_with_the_model():
     assert peak(10**12) < 1.5 * peak(10**6)
 
 
-def test_more_workers_than_measured_is_said():
-    table = Table(kind="mean", shape=Shape(4, 4), sizes_bytes=(4096, 2 * 10**8), seconds=(0.001, 0.5))
+def test_notes_name_more_workers_than_measured():
+    table = TimingTable(kind="mean", shape=GroupShape(4, 4), sizes_bytes=(4096, 2 * 10**8), seconds=(0.001, 0.5))
     measured = dataclasses.replace(machines(4, 1), tables=(table,))
     found = plan(measured, workers=(4, 64), methods=("allreduce", "localsgd"))
     assert "extrapolates: groups of 64: measured up to 4" in found.notes
@@ -183,18 +185,18 @@ def test_more_workers_than_measured_is_said():
     ],
 )
 def test_what_if(text, check):
-    made = change(text, machines(), 100)
-    assert check(made.machines, made.parameters)
+    scenario = apply_change(text, machines(), 100)
+    assert check(scenario.spec, scenario.parameters)
 
 
-def test_what_if_reaches_what_was_measured():
-    across = Table(kind="mean", shape=Shape(2, 2), sizes_bytes=(1000, 10**6), seconds=(0.1, 1.1))
-    inside = Table(kind="mean", shape=Shape(2, 1), sizes_bytes=(1000, 10**6), seconds=(0.1, 1.1))
+def test_what_if_changes_measured_tables():
+    across = TimingTable(kind="mean", shape=GroupShape(2, 2), sizes_bytes=(1000, 10**6), seconds=(0.1, 1.1))
+    inside = TimingTable(kind="mean", shape=GroupShape(2, 1), sizes_bytes=(1000, 10**6), seconds=(0.1, 1.1))
     cluster = dataclasses.replace(machines(), tables=(across, inside))
-    faster = change("bandwidth=2x", cluster, 1).machines.tables
+    faster = apply_change("bandwidth=2x", cluster, 1).spec.tables
     assert faster[0].seconds == pytest.approx((0.1, 0.6))
     assert faster[1].seconds == (0.1, 1.1)
-    assert change("latency=3x", cluster, 1).machines.tables[0].seconds == pytest.approx((0.3, 1.3))
+    assert apply_change("latency=3x", cluster, 1).spec.tables[0].seconds == pytest.approx((0.3, 1.3))
 
 
 @pytest.mark.parametrize(
@@ -208,6 +210,6 @@ def test_what_if_reaches_what_was_measured():
         ("parameters=0", "parameters=4x"),
     ],
 )
-def test_what_if_that_cannot_be(text, words):
+def test_invalid_what_if(text, words):
     with pytest.raises(InputError, match=words):
-        change(text, machines(), 100)
+        apply_change(text, machines(), 100)

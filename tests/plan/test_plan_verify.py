@@ -1,20 +1,20 @@
-"""What verifying runs, and how it times it."""
+"""Verification: which candidates run, for how long, and how they are timed."""
 
 import pytest
 
 from gossamer.hardware import Link
-from gossamer.plan.machines import ComputeProfile, Machines
+from gossamer.plan.cluster_spec import ClusterSpec, ComputeProfile
 from gossamer.plan.predict import Candidate
 from gossamer.plan.recommend import Workload, make_plan
-from gossamer.plan.verify import Check, chosen, measure, num_steps, settings_of
-from gossamer.train.pace import StepMeter
+from gossamer.plan.verify import Check, measure, num_steps, to_verify, train_settings
+from gossamer.train.pacing import StepMeter
 
-TWO = Machines(nodes=1, per_node=2, compute=ComputeProfile(mean_s=0.03, factors=(1, 2)), inside=Link(1e9, 1e-4))
+TWO = ClusterSpec(nodes=1, per_node=2, compute=ComputeProfile(mean_s=0.03, factors=(1, 2)), inside=Link(1e9, 1e-4))
 
 
 def test_all_reduce_and_the_winner_are_run_and_each_method_once():
     plan = make_plan(TWO, Workload("quadratic", 10_000))
-    methods = [each.candidate.method for each in chosen(plan)]
+    methods = [prediction.candidate.method for prediction in to_verify(plan)]
     assert methods[:2] == ["allreduce", plan.winner.candidate.method]
     assert len(set(methods)) == len(methods) == 4
 
@@ -27,9 +27,9 @@ def test_runs_are_whole_periods_and_neither_too_short_nor_too_long():
 
 
 def test_a_candidate_as_settings_of_train():
-    values = settings_of(Candidate("gossip", "ring", {"rate": 2.0}), {"task": "digits"}, 30)
+    values = train_settings(Candidate("gossip", "ring", {"rate": 2.0}), {"task": "digits"}, 30)
     assert values == {"task": "digits", "method": "gossip", "rate": 2.0, "steps": 30, "topology": "ring"}
-    assert "topology" not in settings_of(Candidate("lasgd", "complete", {"period": 1}), {}, 30)
+    assert "topology" not in train_settings(Candidate("lasgd", "complete", {"period": 1}), {}, 30)
 
 
 def test_the_first_quarter_of_a_short_run_does_not_count():
@@ -48,8 +48,8 @@ def test_an_error_is_relative_to_what_was_measured():
 def test_real_workers_are_timed():
     settings = {"task": "quadratic", "workers": 2, "compute": "constant:30ms", "straggler": "1:2"}
     candidate = Candidate("allreduce", "complete", {})
-    step_s = measure(settings_of(candidate, settings, 12), None, "verify")
-    # The slower of the two takes 60 ms; beyond that it depends on the machine.
+    step_s = measure(train_settings(candidate, settings, 12), None, "verify")
+    # The slower worker takes 60 ms; communication depends on the machine.
     assert 0.06 <= step_s < 0.5
     assert Check(make_plan(TWO, Workload("quadratic", 64)).baselines[2], step_s).error == pytest.approx(0, abs=1)
 

@@ -1,4 +1,4 @@
-"""``method = auto``: probe briefly, plan, and take the winner."""
+"""``method = auto``: probe the cluster briefly, plan, and use the winner."""
 
 from __future__ import annotations
 
@@ -10,62 +10,62 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gossamer.errors import InputError
-from gossamer.plan.machines import Machines
-from gossamer.plan.predict import Candidate, graph
-from gossamer.plan.probe.prober import Steps, probe
-from gossamer.plan.probe.session import LostWorker, ProbeSession
+from gossamer.plan.cluster_spec import ClusterSpec
+from gossamer.plan.predict import Candidate
+from gossamer.plan.probe.prober import TrainingSteps, probe
+from gossamer.plan.probe.session import ProbeSession, WorkerLost
 from gossamer.plan.recommend import Workload, make_plan
 from gossamer.process.store.rank_info import RankInfo
-from gossamer.topology import names
+from gossamer.topology import fits, names, uses_nodes
 
 AUTO = "auto"
-SECONDS = 10.0
-MADE_FOR_NODES = "alternating-exponential-ring"
+PROBE_S = 10.0
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What was chosen, and why."""
+    """The winner, the reason, and the cluster as it was measured."""
 
     candidate: Candidate
     verdict: str
-    machines: Machines
+    spec: ClusterSpec
 
 
 def choose(
-    rank_info: RankInfo, steps: Steps, keep_pace: Callable[[float], None], optimizer: str, knows_nodes: bool
+    rank_info: RankInfo,
+    steps: TrainingSteps,
+    delay_gradient: Callable[[float], None],
+    optimizer: str,
+    knows_nodes: bool,
 ) -> Choice:
-    """Measure with all workers, plan, and return the winner: the same on all of them.
+    """Probe with all workers, plan, and return the winner, the same on every worker.
 
-    ``knows_nodes``: whether the training that follows can be told how many machines there are.
+    Args:
+        delay_gradient: called after a gradient with its start time; waits until it has taken as long as it should.
+        optimizer: its name.
+        knows_nodes: whether the training can be told the number of nodes; otherwise, topologies that depend on it are
+            left out if nodes have several workers.
     """
     session = ProbeSession(replace(rank_info, prefix=f"{rank_info.prefix}auto/"))
     try:
-        findings = probe(session, steps, keep_pace, SECONDS, lambda what: None)
+        findings = probe(session, steps, delay_gradient, PROBE_S, lambda what: None)
         if findings.lost:
-            raise LostWorker(findings.lost)
-        machines = findings.machines()
-        fitting = [name for name in names() if _fits(name, machines, knows_nodes)]
-        plan = make_plan(machines, Workload(AUTO, findings.parameters, optimizer), topologies=fitting)
-        session.tell("done", True)
+            raise WorkerLost(findings.lost)
+        spec = findings.cluster_spec()
+        topologies = [
+            name
+            for name in names()
+            if fits(name, spec.workers, spec.nodes) and (knows_nodes or spec.per_node == 1 or not uses_nodes(name))
+        ]
+        plan = make_plan(spec, Workload(AUTO, findings.parameters, optimizer), topologies=topologies)
+        session.share("done", True)
     finally:
         session.close()
-    return Choice(plan.winner.candidate, plan.verdict, machines)
-
-
-def _fits(topology: str, machines: Machines, knows_nodes: bool) -> bool:
-    if topology == MADE_FOR_NODES and machines.per_node > 1 and not knows_nodes:
-        return False
-    try:
-        graph(topology, machines.workers, machines.nodes)
-    except InputError:
-        return False
-    return True
+    return Choice(plan.winner.candidate, plan.verdict, spec)
 
 
 class LossSteps:
-    """A user's model and optimizer with a loss to differentiate; what measuring changed is put back by ``restore``."""
+    """Steps of a user's model and optimizer; ``restore`` undoes what they changed."""
 
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]) -> None:
         self.model, self.optimizer, self.loss = model, optimizer, loss
@@ -80,12 +80,12 @@ class LossSteps:
     def update(self, number: int) -> None:
         self.optimizer.step()
 
-    def settle(self) -> None:
+    def synchronize(self) -> None:
         if self._cuda:
             torch.cuda.synchronize()
 
     def restore(self) -> None:
-        """The model, the optimizer and the random numbers as they were."""
+        """Restore the model, the optimizer and the random number generator."""
         model_state, optimizer_state = self._state
         self.model.load_state_dict(model_state)
         self.optimizer.load_state_dict(optimizer_state)
@@ -96,13 +96,13 @@ class LossSteps:
 def choose_for_loop(
     rank_info: RankInfo, model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]
 ) -> tuple[Choice, dict[str, Any]]:
-    """The winner for a user's own loop, and the settings of ``gossamer.join`` for it."""
+    """Return the winner for a user's own training loop, and the settings of ``gossamer.join`` for it."""
     steps = LossSteps(model, optimizer, loss)
     try:
         choice = choose(rank_info, steps, lambda began: None, type(optimizer).__name__.lower(), knows_nodes=False)
     finally:
         steps.restore()
     settings: dict[str, Any] = {"method": choice.candidate.method, **choice.candidate.options}
-    if choice.candidate.over_a_graph:
+    if choice.candidate.uses_topology:
         settings["topology"] = choice.candidate.topology
     return choice, settings

@@ -1,4 +1,4 @@
-"""From machines and a way of training to what it would be like: time per step, what limits it, bytes, mixing."""
+"""Predict step time, bottleneck, bytes and mixing of a candidate: a method with its settings over a topology."""
 
 from __future__ import annotations
 
@@ -9,36 +9,22 @@ from typing import Any
 
 import numpy as np
 
-from gossamer.errors import InputError
-from gossamer.methods import METHODS, find
-from gossamer.plan import replay
-from gossamer.plan.closed_form import FORMS, Forecast, Scene
-from gossamer.plan.disagreement import contraction
+from gossamer.methods import METHODS, Method, find
+from gossamer.plan.runtime_model.closed_form import FORMS
+from gossamer.plan.runtime_model.cluster_model import ClusterModel, Forecast
 from gossamer.settings import from_values
-from gossamer.topology import Topology, build, names
-
-VARIANTS: dict[str, tuple[dict[str, Any], ...]] = {
-    "localsgd": ({"period": 4}, {"period": 8}, {"period": 16}, {"period": 32}),
-    "lasgd": ({"period": 1}, {"period": 8}),
-    "divisible": ({"period": 8, "ratio": 128.0}, {"period": 32, "ratio": 128.0}, {"period": 32, "ratio": 1024.0}),
-    "gossip": ({"rate": 0.5}, {"rate": 1.0}, {"rate": 2.0}),
-    "a2cid2": ({"rate": 0.5}, {"rate": 1.0}, {"rate": 2.0}),
-}
-"""The settings of each method that are tried; others are tried with their defaults."""
-
-BY_ALL = ("allreduce", "localsgd", "lasgd", "divisible")
-"""Methods that average over all workers, whoever talks to whom."""
+from gossamer.topology import Topology, build, fits, names
 
 COMPUTE, SLOWEST, LATENCY = "compute", "slowest worker", "latency"
 BANDWIDTH, EXPOSED = "inter-node bandwidth", "exposed communication"
 
-SMALL = 0.1
-"""A share of the step that is not worth naming."""
+NEGLIGIBLE_SHARE = 0.1
+"""Of a step: time lost up to here is no bottleneck."""
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One way to train."""
+    """A method with its settings over a topology."""
 
     method: str
     topology: str
@@ -52,103 +38,112 @@ class Candidate:
         return float(self.options.get("period", 1))
 
     @property
-    def over_a_graph(self) -> bool:
-        """Whether it matters who talks to whom."""
-        return self.method not in BY_ALL
+    def uses_topology(self) -> bool:
+        return find(self.method).uses_topology
 
     @property
     def label(self) -> str:
-        """The method and its settings, in a few words."""
-        said = [f"{name} {value:g}" for name, value in self.options.items() if name != "period"]
+        """The method and its settings, for tables."""
+        settings = [f"{name} {value:g}" for name, value in self.options.items() if name != "period"]
         if "period" in self.options:
-            said.insert(0, f"every {self.options['period']}")
-        return ", ".join([self.method, *said])
+            settings.insert(0, f"every {self.options['period']}")
+        return ", ".join([self.method, *settings])
+
+    def build(self, topology: Topology) -> Method:
+        """Return the method with these settings."""
+        method = find(self.method)
+        return method(from_values(method.Config, self.options), topology)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What a candidate comes to on given machines."""
+    """What a candidate costs on a cluster."""
 
     candidate: Candidate
     workers: int
     step_s: float
     interval_s: tuple[float, float]
-    """Where nine of ten runs end up."""
-    free_s: float
+    """The middle nine tenths of runs."""
+    no_comm_step_s: float
     """The step if communication took no time."""
     bound_by: str
     bytes_per_step: float
     memory_bytes: float
     contraction: float
     late_steps: float
-    """How many steps late most of a gradient takes effect, where models are kept alike at that price."""
+    """Steps after which most of a gradient takes effect, where that is the price for equal models."""
 
 
 def candidates(
     workers: int, nodes: int, methods: Sequence[str] = (), topologies: Sequence[str] = ()
 ) -> Iterator[Candidate]:
-    """All candidates for so many workers; topologies that were not asked for by name and do not fit are left out."""
-    for method in methods or METHODS:
-        find(method)
-        for options in VARIANTS.get(method, ({},)):
-            if method in BY_ALL:
-                yield Candidate(method, "complete", options)
+    """Yield all candidates for a cluster.
+
+    ``methods``, ``topologies``: names; empty: all. A topology that does not fit the number of workers or nodes is an
+    error if it is named here, and is left out otherwise.
+    """
+    for name in methods or METHODS:
+        method = find(name)
+        for options in method.planned_options:
+            if not method.uses_topology:
+                yield Candidate(name, "complete", options)
                 continue
             for topology in topologies or names():
-                try:
-                    graph(topology, workers, nodes)
-                except InputError:
-                    if topologies:
-                        raise
+                if topologies:
+                    build_topology(topology, workers, nodes)  # raises if it does not fit
+                elif not fits(topology, workers, nodes):
                     continue
-                yield Candidate(method, topology, options)
+                yield Candidate(name, topology, options)
 
 
 @lru_cache(maxsize=256)
-def graph(topology: str, workers: int, nodes: int) -> Topology:
-    """A topology by name, kept: a plan asks for each many times."""
-    return build(topology, workers=workers, nodes=nodes)
+def build_topology(name: str, workers: int, nodes: int) -> Topology:
+    """Build a topology; cached, because a plan uses each many times."""
+    return build(name, workers=workers, nodes=nodes)
 
 
-def predict(scene: Scene, candidate: Candidate) -> Prediction:
-    """What ``candidate`` comes to in this scene."""
-    topology = graph(candidate.topology, scene.workers, scene.machines.nodes)
-    form = FORMS.get(candidate.method)
+def predict(model: ClusterModel, candidate: Candidate) -> Prediction:
+    """Predict a candidate: by its method's closed form, or by running it in the virtual cluster."""
+    form = FORMS.get(find(candidate.method))
     if form is None:
-        found = replay.forecast(scene, candidate.method, candidate.topology, candidate.options)
+        # Only methods without a closed form need the virtual cluster, and torch with it.
+        from gossamer.plan.runtime_model import replay
+
+        forecast = replay.forecast(model, candidate.method, candidate.topology, candidate.options)
     else:
-        found = form(scene, topology, from_values(find(candidate.method).Config, candidate.options))
-    low, high = np.quantile(found.step_s, (0.05, 0.95))
+        topology = build_topology(candidate.topology, model.workers, model.spec.nodes)
+        forecast = form(model, candidate.build(topology))
+    low, high = np.quantile(forecast.step_s, (0.05, 0.95))
     return Prediction(
         candidate=candidate,
-        workers=scene.workers,
-        step_s=float(found.step_s.mean()),
+        workers=model.workers,
+        step_s=float(forecast.step_s.mean()),
         interval_s=(float(low), float(high)),
-        free_s=float(found.free_s.mean()),
-        bound_by=bound_by(scene, found),
-        bytes_per_step=found.bytes_per_step,
-        memory_bytes=found.memory_vectors * scene.size_bytes,
-        contraction=contraction(found.disagreement),
-        late_steps=found.late_steps,
+        no_comm_step_s=float(forecast.no_comm_step_s.mean()),
+        bound_by=bottleneck(model, forecast),
+        bytes_per_step=forecast.bytes_per_step,
+        memory_bytes=forecast.memory_vectors * model.model_bytes,
+        contraction=forecast.contraction,
+        late_steps=forecast.late_steps,
     )
 
 
-def bound_by(scene: Scene, found: Forecast) -> str:
-    """What a step would gain most from: no waiting for slow workers, or for messages; compute if neither is much."""
-    step, free = float(found.step_s.mean()), float(found.free_s.mean())
-    waiting, exposed = max(0.0, free - scene.usual_s), max(0.0, step - free)
-    if waiting + exposed < SMALL * step:
+def bottleneck(model: ClusterModel, forecast: Forecast) -> str:
+    """Return what costs a step the most time besides compute; ``COMPUTE`` if nothing costs much."""
+    step_s, no_comm_s = float(forecast.step_s.mean()), float(forecast.no_comm_step_s.mean())
+    waiting_s, exposed_s = max(0.0, no_comm_s - model.mean_compute_s), max(0.0, step_s - no_comm_s)
+    if waiting_s + exposed_s < NEGLIGIBLE_SHARE * step_s:
         return COMPUTE
-    if waiting >= exposed:
-        return SLOWEST if waiting > SMALL * step / 2 else COMPUTE
-    timing = found.timing
-    if timing.latency_s > timing.transfer_s:
+    if waiting_s >= exposed_s:
+        return SLOWEST if waiting_s > NEGLIGIBLE_SHARE * step_s / 2 else COMPUTE
+    comm = forecast.dominant_comm
+    if comm.latency_s > comm.transfer_s:
         return LATENCY
-    return BANDWIDTH if timing.crosses else EXPOSED
+    return BANDWIDTH if comm.crosses_nodes else EXPOSED
 
 
-def ddp_step_s(scene: Scene) -> float:
-    """What DDP, which sends gradients while the backward pass still runs, takes at best."""
-    timing = scene.times.mean(scene.everybody(), scene.size_bytes).after(scene.usual_s)
-    compute = float(scene.compute.max(axis=-1).mean())
-    return compute + max(0.0, timing.seconds - scene.machines.compute.typical_backward_s)
+def ddp_step_s(model: ClusterModel) -> float:
+    """Return the best step time of DDP, which sends gradients during the backward pass."""
+    comm = model.comm.mean(model.all_workers, model.model_bytes).after_pause(model.mean_compute_s)
+    compute_s = float(model.compute_s.max(axis=-1).mean())
+    return compute_s + max(0.0, comm.seconds - model.spec.compute.estimated_backward_s)

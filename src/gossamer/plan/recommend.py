@@ -1,4 +1,4 @@
-"""From machines and a task to a ranking, a verdict in one sentence and the command for the winner."""
+"""Rank all candidates on a cluster and recommend one: a verdict in one sentence, and the command to train with."""
 
 from __future__ import annotations
 
@@ -10,30 +10,33 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gossamer.methods import find
-from gossamer.plan.closed_form import Scene
-from gossamer.plan.machines import Machines
+from gossamer.plan.cluster_spec import ClusterSpec
 from gossamer.plan.predict import Candidate, Prediction, candidates, ddp_step_s, predict
+from gossamer.plan.runtime_model.cluster_model import ClusterModel
+from gossamer.topology import uses_nodes
 
-MIXES_WELL = 0.95
-"""Plans that leave more than this share of a disagreement per step are shown, but not recommended: those that average
-less than an exact mean of all every twenty steps would."""
+BASELINE = "allreduce"
 
-PAYS = 1.05
-"""A plan has to be so many times faster than all-reduce to be worth changing anything."""
+MAX_CONTRACTION = 0.95
+"""Candidates with a larger contraction are listed, but not recommended: they average less than an exact mean of all
+workers every twenty steps does."""
 
-SAME = 0.02
-"""Step times that differ by less are the same: the plan that averages better wins."""
+MIN_SPEEDUP = 1.05
+"""Over all-reduce, for a recommendation."""
 
-UNNAMED = "TASK.py"
-"""Stands for the task where only the model's size is known."""
+SAME_TIME = 0.02
+"""Relative difference below which step times count as equal, and the better contraction decides."""
 
-RUNS, RUNS_OF_MANY, MANY = 16, 4, 256
-"""Simulated runs per candidate, and fewer of them from so many workers on."""
+UNNAMED_TASK = "TASK.py"
+"""Stands for the task in the command if only the model's size is known."""
+
+NUM_RUNS, NUM_RUNS_MANY_WORKERS, MANY_WORKERS = 16, 4, 256
+"""Simulated runs per candidate; fewer from ``MANY_WORKERS`` workers on."""
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What is to be trained."""
+    """The training job to plan for."""
 
     task: str
     parameters: int
@@ -44,43 +47,44 @@ class Workload:
 
 @dataclass(frozen=True)
 class Plan:
-    """The outcome."""
+    """All predictions, ranked, and the recommendation."""
 
-    machines: Machines
+    spec: ClusterSpec
     job: Workload
     ranking: list[Prediction]
     baselines: dict[int, Prediction]
     """All-reduce, by number of workers."""
     ddp_s: dict[int, float]
-    """What DDP takes at best, by number of workers."""
+    """The best step time of DDP, by number of workers."""
     winner: Prediction
     verdict: str
     command: str
     notes: list[str]
-    mixing: float
+    max_contraction: float
     seconds: float
+    """How long planning took."""
 
     def speedup(self, prediction: Prediction) -> float:
-        """Over all-reduce on as many workers."""
+        """Return the speed-up over all-reduce with as many workers."""
         return self.baselines[prediction.workers].step_s / prediction.step_s
 
-    def why_not(self, prediction: Prediction) -> str:
-        """Why a plan is not recommended however fast it is; empty if it may be."""
+    def objection(self, prediction: Prediction) -> str:
+        """Return why a candidate is not recommended however fast it is; empty if it may be."""
         preferred = find(prediction.candidate.method).preferred_optimizer
-        if prediction.contraction > self.mixing:
+        if prediction.contraction > self.max_contraction:
             return "hardly averages"
         if preferred and not self.job.optimizer.startswith(preferred):
             return f"needs {preferred}"
-        if self.machines.memory_bytes and prediction.memory_bytes > self.machines.memory_bytes:
+        if self.spec.memory_bytes and prediction.memory_bytes > self.spec.memory_bytes:
             return "does not fit in memory"
         return ""
 
     def document(self) -> dict[str, Any]:
-        """The plan as plain data, for JSON."""
+        """Return the plan as JSON data."""
         return {
             "task": self.job.task,
             "parameters": self.job.parameters,
-            "ranking": [self._row(each) for each in self.ranking],
+            "ranking": [self._row(prediction) for prediction in self.ranking],
             "ddp_step_s": {str(workers): seconds for workers, seconds in self.ddp_s.items()},
             "verdict": self.verdict,
             "command": self.command,
@@ -88,121 +92,127 @@ class Plan:
             "seconds": self.seconds,
         }
 
-    def _row(self, each: Prediction) -> dict[str, Any]:
+    def _row(self, prediction: Prediction) -> dict[str, Any]:
+        candidate = prediction.candidate
         return {
-            "method": each.candidate.method,
-            "topology": each.candidate.topology,
-            "period": each.candidate.period,
-            "options": dict(each.candidate.options),
-            "workers": each.workers,
-            "step_s": each.step_s,
-            "interval_s": list(each.interval_s),
-            "speedup": self.speedup(each),
-            "bound_by": each.bound_by,
-            "bytes_per_step": each.bytes_per_step,
-            "memory_bytes": each.memory_bytes,
-            "contraction": each.contraction,
-            "late_steps": each.late_steps,
-            "not_recommended": self.why_not(each) or None,
+            "method": candidate.method,
+            "topology": candidate.topology,
+            "period": candidate.period,
+            "options": dict(candidate.options),
+            "workers": prediction.workers,
+            "step_s": prediction.step_s,
+            "interval_s": list(prediction.interval_s),
+            "speedup": self.speedup(prediction),
+            "bound_by": prediction.bound_by,
+            "bytes_per_step": prediction.bytes_per_step,
+            "memory_bytes": prediction.memory_bytes,
+            "contraction": prediction.contraction,
+            "late_steps": prediction.late_steps,
+            "not_recommended": self.objection(prediction) or None,
         }
 
 
 def make_plan(
-    machines: Machines,
+    spec: ClusterSpec,
     job: Workload,
     *,
     workers: Sequence[int] = (),
     methods: Sequence[str] = (),
     topologies: Sequence[str] = (),
     only: Sequence[Candidate] = (),
-    mixing: float = MIXES_WELL,
+    max_contraction: float = MAX_CONTRACTION,
     seed: int = 0,
 ) -> Plan:
-    """Predict every candidate and rank them: those that may be recommended first, the fastest of them first.
+    """Predict every candidate and rank them, those that may be recommended first, each part by step time.
 
-    ``only``: these candidates, instead of all that there are of some methods and topologies.
+    Args:
+        workers: numbers of workers to compare; empty: as many as the cluster has.
+        methods, topologies: names; empty: all.
+        only: these candidates instead of all candidates of the methods and topologies.
+        max_contraction: do not recommend candidates with a larger one.
     """
     began = time.perf_counter()
-    ranking: list[Prediction] = []
+    predictions: list[Prediction] = []
     baselines: dict[int, Prediction] = {}
     ddp: dict[int, float] = {}
     notes: dict[str, None] = {}
-    for count in workers or (machines.workers,):
-        these = machines.with_workers(count)
-        runs = 1 if _certain(these) else RUNS if count < MANY else RUNS_OF_MANY
-        scene = Scene(these, job.parameters, seed=seed, num_runs=runs)
-        baselines[count] = predict(scene, Candidate("allreduce", "complete", {}))
-        ddp[count] = ddp_step_s(scene)
-        for candidate in only or candidates(count, these.nodes, methods, topologies):
-            ranking.append(baselines[count] if candidate.method == "allreduce" else predict(scene, candidate))
-        notes |= scene.times.notes
-        if machines.measured and count > machines.workers:
-            notes[f"{count} workers: measured with {machines.workers}; new ones are taken to be like them"] = None
-    plan = Plan(machines, job, [], baselines, ddp, next(iter(baselines.values())), "", "", [], mixing, 0.0)
-    ranked = _ranked(plan, ranking)
-    winner = _winner(plan, ranked)
+    for count in workers or (spec.workers,):
+        resized = spec.with_workers(count)
+        num_runs = NUM_RUNS if count < MANY_WORKERS else NUM_RUNS_MANY_WORKERS
+        model = ClusterModel(resized, job.parameters, seed=seed, num_runs=1 if _is_deterministic(resized) else num_runs)
+        baselines[count] = predict(model, Candidate(BASELINE, "complete", {}))
+        ddp[count] = ddp_step_s(model)
+        for candidate in only or candidates(count, resized.nodes, methods, topologies):
+            predictions.append(baselines[count] if candidate.method == BASELINE else predict(model, candidate))
+        notes |= model.comm.notes
+        if spec.measured and count > spec.workers:
+            notes[f"{count} workers: measured with {spec.workers}; new ones are taken to be like them"] = None
+    plan = Plan(spec, job, [], baselines, ddp, next(iter(baselines.values())), "", "", [], max_contraction, 0.0)
+    ranking = _ranked(plan, predictions)
+    winner = _winner(plan, ranking)
     return Plan(
-        machines=machines,
+        spec=spec,
         job=job,
-        ranking=ranked,
+        ranking=ranking,
         baselines=baselines,
         ddp_s=ddp,
         winner=winner,
-        verdict=_verdict(plan, ranked, winner),
-        command=command(machines.with_workers(winner.workers), job, winner),
+        verdict=_verdict(plan, ranking, winner),
+        command=command(spec.with_workers(winner.workers), job, winner),
         notes=[f"extrapolates: {note}" for note in notes],
-        mixing=mixing,
+        max_contraction=max_contraction,
         seconds=time.perf_counter() - began,
     )
 
 
-def _certain(machines: Machines) -> bool:
-    """Whether every run would come out alike."""
-    compute = machines.compute
-    return not (compute.spread or compute.sample_s or any(table.spread for table in machines.tables))
+def _is_deterministic(spec: ClusterSpec) -> bool:
+    """Return whether all runs would take the same time."""
+    compute = spec.compute
+    return not (compute.spread or compute.sample_s or any(table.spread for table in spec.tables))
 
 
-def _cost(prediction: Prediction) -> float:
-    """Seconds per gradient: with several numbers of workers, what a step is worth differs."""
+def _seconds_per_gradient(prediction: Prediction) -> float:
+    """Return what to compare plans for different numbers of workers by."""
     return prediction.step_s / prediction.workers
 
 
-def _ranked(plan: Plan, ranking: list[Prediction]) -> list[Prediction]:
-    least = min(map(_cost, ranking))
+def _ranked(plan: Plan, predictions: list[Prediction]) -> list[Prediction]:
+    fastest = min(map(_seconds_per_gradient, predictions))
 
-    def place(each: Prediction) -> tuple[bool, int, float, float]:
-        # Times that are the same for all practical purposes stand in the order of their mixing.
-        about = math.floor(math.log(_cost(each) / least) / math.log1p(SAME) + 0.5)
-        return bool(plan.why_not(each)), about, round(each.contraction, 3) + each.late_steps, each.bytes_per_step
+    def key(prediction: Prediction) -> tuple[bool, int, float, float]:
+        # Equal times have the same class; within a class the contraction decides.
+        time_class = math.floor(math.log(_seconds_per_gradient(prediction) / fastest) / math.log1p(SAME_TIME) + 0.5)
+        mixing = round(prediction.contraction, 3) + prediction.late_steps
+        return bool(plan.objection(prediction)), time_class, mixing, prediction.bytes_per_step
 
-    return sorted(ranking, key=place)
+    return sorted(predictions, key=key)
 
 
-def _winner(plan: Plan, ranked: list[Prediction]) -> Prediction:
-    """The best that may be recommended, if it heartbeats all-reduce by enough; all-reduce otherwise."""
-    best = ranked[0]
+def _winner(plan: Plan, ranking: list[Prediction]) -> Prediction:
+    """Return the first that may be recommended if it is fast enough, else all-reduce."""
+    best = ranking[0]
     baseline = plan.baselines[best.workers]
-    pays = baseline.step_s / best.step_s >= PAYS
-    return best if pays and not plan.why_not(best) else baseline
+    fast_enough = baseline.step_s / best.step_s >= MIN_SPEEDUP
+    return best if fast_enough and not plan.objection(best) else baseline
 
 
-def _verdict(plan: Plan, ranked: list[Prediction], winner: Prediction) -> str:
+def _verdict(plan: Plan, ranking: list[Prediction], winner: Prediction) -> str:
     baseline = plan.baselines[winner.workers]
     ddp = plan.ddp_s[winner.workers]
-    if winner.candidate.method != "allreduce":
-        where = f" over {winner.candidate.topology}" if winner.candidate.over_a_graph else ""
+    if winner.candidate.method != BASELINE:
+        over = f" over {winner.candidate.topology}" if winner.candidate.uses_topology else ""
         if ddp > 0.98 * baseline.step_s:
-            hidden = ""
-        elif ddp / winner.step_s >= PAYS:
-            hidden = f", {ddp / winner.step_s:.2f}× DDP at its best"
+            against_ddp = ""
+        elif ddp / winner.step_s >= MIN_SPEEDUP:
+            against_ddp = f", {ddp / winner.step_s:.2f}× DDP at its best"
         else:
-            hidden = f"; DDP at its best takes {milliseconds(ddp)}, so whoever is on it may stay"
+            against_ddp = f"; DDP at its best takes {milliseconds(ddp)}: if you use it, stay with it"
         return (
-            f"Take {winner.candidate.label}{where}: {milliseconds(winner.step_s)} per step, "
+            f"Take {winner.candidate.label}{over}: {milliseconds(winner.step_s)} per step, "
             f"{plan.speedup(winner):.2f}× all-reduce ({milliseconds(baseline.step_s)}, bound by {baseline.bound_by})"
-            f"{hidden}."
+            f"{against_ddp}."
         )
-    others = [each for each in ranked if not plan.why_not(each) and each.candidate.method != "allreduce"]
+    others = [each for each in ranking if not plan.objection(each) and each.candidate.method != BASELINE]
     if not others:
         return f"Stay on all-reduce: {milliseconds(baseline.step_s)} per step, and nothing else averages well enough."
     return (
@@ -212,26 +222,26 @@ def _verdict(plan: Plan, ranked: list[Prediction], winner: Prediction) -> str:
 
 
 def milliseconds(seconds: float) -> str:
-    """A step's time as a person says it."""
+    """Format a step's time."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 
-def command(machines: Machines, job: Workload, winner: Prediction) -> str:
-    """The command that trains with the winner on these machines."""
+def command(spec: ClusterSpec, job: Workload, winner: Prediction) -> str:
+    """Return the command that trains with the winner on this cluster."""
     candidate = winner.candidate
     options: dict[str, Any] = {"task": job.task, **job.options, "method": candidate.method}
-    if candidate.over_a_graph:
+    if candidate.uses_topology:
         options["topology"] = candidate.topology
     options |= candidate.options
-    given = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", _said(value))]
-    if machines.nodes == 1:
-        return shlex.join(["gossamer", "train", *given, "--workers", str(winner.workers)])
-    start = ["torchrun", "--nnodes", str(machines.nodes), "--nproc-per-node", str(machines.per_node)]
-    if "alternating" in candidate.topology:
-        given += ["--nodes", str(machines.nodes)]
-    start += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST:29500"]
-    return shlex.join([*start, "-m", "gossamer", "train", *given])
+    arguments = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", _text(value))]
+    if spec.nodes == 1:
+        return shlex.join(["gossamer", "train", *arguments, "--workers", str(winner.workers)])
+    torchrun = ["torchrun", "--nnodes", str(spec.nodes), "--nproc-per-node", str(spec.per_node)]
+    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST:29500"]
+    if uses_nodes(candidate.topology):
+        arguments += ["--nodes", str(spec.nodes)]
+    return shlex.join([*torchrun, "-m", "gossamer", "train", *arguments])
 
 
-def _said(value: Any) -> str:
+def _text(value: Any) -> str:
     return f"{value:g}" if isinstance(value, float) else str(value)

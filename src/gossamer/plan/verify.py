@@ -1,13 +1,15 @@
-"""Predictions held to what happens: run a plan for real and time its steps."""
+"""Verify predictions: train with real workers and time their steps."""
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from gossamer.errors import InputError
+from gossamer.methods import find
 from gossamer.plan.predict import Candidate, Prediction
 from gossamer.plan.recommend import Plan
 from gossamer.process.store.rank_info import RankInfo
@@ -17,21 +19,22 @@ from gossamer.train.monitor import TrainingResult
 from gossamer.train.supervisor import train_as_worker, train_locally
 
 RUN_S = 10.0
-"""How long one configuration is run, about."""
-LEAST_STEPS, MOST_STEPS = 24, 400
-NUM_CHECKED = 3
+"""How long one candidate runs, about."""
+MIN_STEPS, MAX_STEPS = 24, 400
+NUM_VERIFIED = 3
+"""Methods that run besides all-reduce."""
 
 
 @dataclass(frozen=True)
 class Check:
-    """A prediction beside what was measured."""
+    """A prediction and the measured step time."""
 
     prediction: Prediction
     measured_s: float
 
     @property
     def error(self) -> float:
-        """How far the prediction was off, relative to what was measured."""
+        """The error of the prediction, relative to the measured time."""
         return self.prediction.step_s / self.measured_s - 1
 
     def document(self) -> dict[str, Any]:
@@ -46,30 +49,30 @@ class Check:
         }
 
 
-def chosen(plan: Plan) -> list[Prediction]:
-    """What is worth running: all-reduce, the winner, and the best of the next methods."""
+def to_verify(plan: Plan) -> list[Prediction]:
+    """Return the predictions worth verifying: all-reduce, the winner, and the best candidates of the next methods."""
     baseline = plan.baselines[plan.winner.workers]
     best: dict[str, Prediction] = {baseline.candidate.method: baseline, plan.winner.candidate.method: plan.winner}
-    for each in plan.ranking:
-        if each.workers == plan.winner.workers and not plan.why_not(each):
-            best.setdefault(each.candidate.method, each)
-    return list(best.values())[: 1 + NUM_CHECKED]
+    for prediction in plan.ranking:
+        if prediction.workers == plan.winner.workers and not plan.objection(prediction):
+            best.setdefault(prediction.candidate.method, prediction)
+    return list(best.values())[: 1 + NUM_VERIFIED]
 
 
 def num_steps(step_s: float, candidate: Candidate, seconds: float = RUN_S) -> int:
-    """Steps that take about so long, whole periods of them."""
+    """Return the number of steps that take about this long, in whole periods."""
     period = max(1, round(candidate.period))
-    wanted = min(MOST_STEPS, max(LEAST_STEPS, seconds / step_s))
-    return period * math.ceil(wanted / period)
+    steps = min(MAX_STEPS, max(MIN_STEPS, seconds / step_s))
+    return period * math.ceil(steps / period)
 
 
-def settings_of(candidate: Candidate, settings: Mapping[str, Any], steps: int) -> dict[str, Any]:
-    """The settings of ``gossamer train`` for a candidate."""
+def train_settings(candidate: Candidate, settings: Mapping[str, Any], steps: int) -> dict[str, Any]:
+    """Return the settings of ``gossamer train`` for a candidate."""
     values = {**settings, "method": candidate.method, **candidate.options, "steps": steps}
-    if candidate.over_a_graph:
+    if candidate.uses_topology:
         values["topology"] = candidate.topology
-    if candidate.method == "divisible":
-        # The dense steps at its start are not what is predicted.
+    if any(field.name == "warmup" for field in dataclasses.fields(find(candidate.method).Config)):
+        # Predictions are about the steps after the warm-up.
         values.setdefault("warmup", 1)
     return values
 
@@ -97,6 +100,6 @@ def measure(values: dict[str, Any], rank_info: RankInfo | None, name: str) -> fl
             if signals.count:
                 raise KeyboardInterrupt
         return step_s(result)
-    rank_info = replace(rank_info, prefix=f"{rank_info.prefix}{name}/")
+    rank_info = dataclasses.replace(rank_info, prefix=f"{rank_info.prefix}{name}/")
     taken = train_as_worker(job_spec, run, rank_info, show=ignore, on_point=ignore)
     return None if taken is None else step_s(taken)

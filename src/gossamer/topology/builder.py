@@ -39,6 +39,15 @@ def uses_nodes(topology: str) -> bool:
     return name in GRAPHS and GRAPHS[name].uses_nodes
 
 
+def fits(topology: str, workers: int, nodes: int | None = None) -> bool:
+    """Return whether ``build`` can make this topology for so many workers and nodes."""
+    try:
+        build(topology, workers=workers, nodes=nodes)
+    except InputError:
+        return False
+    return True
+
+
 def build(
     topology: str | os.PathLike[str] | nx.Graph,
     workers: int | None = None,

@@ -22,7 +22,7 @@ e_k is the 2 × 2 covariance P_k of (x, x̃), with a = (½, α̃)ᵀ and M = η(
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
@@ -44,8 +44,9 @@ NUM_SAMPLES = 8
 """Up to ``EXACT_WORKERS`` the contraction of rounds is exact, beyond it is estimated from random vectors."""
 NUM_STARTS = 4
 """Rounds of the period from which the decay is followed."""
-NUM_DECAY_ROUNDS = 256
+MAX_DECAY_ROUNDS = 256
 NEGLIGIBLE = 1e-4
+"""Share of V below which a decay is followed no further."""
 
 
 class Disagreement(Protocol):
@@ -70,13 +71,26 @@ class Disagreement(Protocol):
 
 
 def periodic_contraction(period: float, delay: float = 0.0) -> float:
-    """ρ of an exact mean of all workers every ``period`` steps, applied ``delay`` steps after its snapshot."""
-    return _contraction((max(1.0, period) + 1.0) / 2.0 + delay)
+    """Return ρ of an exact mean of all workers every ``period`` steps, applied ``delay`` steps after its snapshot."""
+    return contraction_of((max(1.0, period) + 1.0) / 2.0 + delay)
 
 
-def _contraction(steps_of_noise: float) -> float:
-    """ρ of averaging under which the noise of so many steps is left right after a step: 1/(1 − ρ²) of them."""
-    return math.sqrt(1.0 - 1.0 / steps_of_noise) if steps_of_noise > 1 else 0.0
+def contraction_of(accumulated: float) -> float:
+    """Return ρ, given the noise that is left right after a step, in units of one step's: 1/(1 − ρ²)."""
+    return math.sqrt(1.0 - 1.0 / accumulated) if accumulated > 1 else 0.0
+
+
+def accumulated_noise(decay: Sequence[float]) -> float:
+    """Return the noise that is left right after a step, in units of one step's.
+
+    ``decay``: the share of V that is left 1, 2, … steps after it arose. If it does not end near 0, it goes on as in its
+    second half.
+    """
+    total, half = 1.0 + sum(decay), len(decay) // 2
+    if decay[-1] > NEGLIGIBLE and half:
+        kept = (decay[-1] / decay[-1 - half]) ** (1 / half)
+        total += decay[-1] * kept / max(1e-6, 1 - kept)
+    return total
 
 
 class _Modes(NamedTuple):
@@ -197,29 +211,18 @@ class InRounds:
             return 0.0
         period = self.topology.period
         starts = range(0, period, max(1, math.ceil(period / NUM_STARTS)))
-        return _contraction(sum(map(self._steps_of_noise, starts)) / len(starts))
+        return contraction_of(sum(accumulated_noise(self._decay(start)) for start in starts) / len(starts))
 
-    def _steps_of_noise(self, start: int) -> float:
-        """Σ_t of what is left, after t rounds from round ``start`` on, of the noise of one step."""
-        total, middle, left = 1.0, 1.0, 1.0
-        for count, left in enumerate(self._decay(start)):
-            total += left
-            if left < NEGLIGIBLE:
-                return total
-            if count == NUM_DECAY_ROUNDS // 2:
-                middle = left
-        # The rest of the sum is geometric, with the decay of the last half.
-        kept = (left / middle) ** (2 / NUM_DECAY_ROUNDS)
-        return total + left * kept / max(1e-6, 1 - kept)
-
-    def _decay(self, start: int) -> Iterator[float]:
-        """The share of V that is left after each of the rounds from ``start`` on."""
+    def _decay(self, start: int) -> list[float]:
+        """Return the share of V that is left after 1, 2, … rounds, from round ``start`` on."""
         workers, rounds = self.topology.workers, self.topology.mixing_rounds
         values = np.eye(workers)
         if workers > EXACT_WORKERS:
             values = np.random.default_rng(0).standard_normal((workers, NUM_SAMPLES))
         values -= values.mean(axis=0)
         initial = float((values**2).sum())
-        for number in range(start, start + NUM_DECAY_ROUNDS):
-            rounds[number % len(rounds)].mix(values)
-            yield float((values**2).sum()) / initial
+        decay: list[float] = []
+        while len(decay) < MAX_DECAY_ROUNDS and (not decay or decay[-1] > NEGLIGIBLE):
+            rounds[(start + len(decay)) % len(rounds)].mix(values)
+            decay.append(float((values**2).sum()) / initial)
+        return decay

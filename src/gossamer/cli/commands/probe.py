@@ -7,43 +7,28 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
-from gossamer.cli.options import add_run_options, given
+from gossamer.cli.options import given
 from gossamer.cli.output import counted, print_json, print_note, print_table, size
 from gossamer.errors import InputError
-from gossamer.plan import cluster_file, local
-from gossamer.plan.machines import Machines
+from gossamer.plan import cluster_file
+from gossamer.plan.cluster_spec import ClusterSpec
 from gossamer.plan.probe.findings import Findings
 from gossamer.plan.probe.prober import probe
-from gossamer.plan.probe.session import LostWorker, ProbeSession
+from gossamer.plan.probe.session import ProbeSession, WorkerLost
 from gossamer.plan.recommend import milliseconds
 from gossamer.process.store.rank_info import RankInfo, started_rank_info
-from gossamer.seeds import stream
-from gossamer.train.job_spec import DEFAULT_WORKERS, SIMULATED, JobSpec, real_settings
-from gossamer.train.pace import Pace
+from gossamer.train.job_spec import JobSpec, real_settings
+from gossamer.train.launcher import LocalStore, LocalWorkers, warm_up
 from gossamer.train.worker_task import WorkerTask
 
-SECONDS = 60.0
-OUT = "cluster.toml"
-
 LOST = 1
-"""The exit code of a probe that came only half-way."""
+"""The exit code of a probe that lost a worker."""
 
-DIFFERING = {
-    "workers": ("how many workers; under torchrun as many as it started", str(DEFAULT_WORKERS)),
-    "compute": ("least time of one gradient, as for gossamer train", "what it takes"),
-}
-UNUSED = ("method", "topology", "steps", "epochs", "schedule", "lr_warmup", "eval_every", "nodes")
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    add_run_options(parser, hardware="hardware", hidden=(*SIMULATED, *UNUSED), differing=DIFFERING)
-    parser.add_argument("--out", metavar="FILE", default=OUT, help=f"the cluster file to write (default: {OUT})")
-    parser.add_argument(
-        "--seconds", metavar="X", default=str(SECONDS), help=f"how long it may take, about (default: {SECONDS:g})"
-    )
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+AFTER_LOSS_S = 30.0
+"""How long the others may go on when one worker has failed: they notice by themselves and report it."""
 
 
 def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
@@ -54,36 +39,42 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     values = {"method": "allreduce", **given(parsed)}
     rank_info = started_rank_info()
     (settings,) = real_settings(values, None if rank_info is None else rank_info.workers)
-    job_spec = JobSpec(settings)
     if rank_info is None:
-        # What is wrong with the settings has been said before any process is started.
-        return local.launch(["probe", *arguments[1:]], int(settings["workers"]))
-    return measure(job_spec, rank_info, out, seconds, parsed.json)
+        warm_up()
+        return probe_locally(JobSpec(settings), out, seconds, parsed.json)
+    return measure(JobSpec(settings).to_json(), str(out), seconds, parsed.json, rank_info)
 
 
-def measure(job_spec: JobSpec, rank_info: RankInfo, out: Path, seconds: float, as_json: bool) -> int:
-    """This worker's part; the first worker that is still there at the end writes the file and says so."""
+def probe_locally(job_spec: JobSpec, out: Path, seconds: float, as_json: bool, logs: Path | None = None) -> int:
+    """Probe with workers started on this machine; return the exit code. ``logs``: where their output goes."""
+    target = partial(measure, job_spec.to_json(), str(out), seconds, as_json)
+    with LocalWorkers(target, int(job_spec.values["workers"]), LocalStore(), "probe", logs) as workers:
+        return workers.wait(AFTER_LOSS_S)
+
+
+def measure(job: str, out: str, seconds: float, as_json: bool, rank_info: RankInfo) -> int:
+    """Measure as one of the workers; ``job``: a job spec as JSON. The first worker alive at the end writes the file."""
     began = time.monotonic()
+    job_spec = JobSpec.from_json(job)
     run = job_spec.run()
-    job = WorkerTask(run, rank_info.rank)
-    rng = stream(run.config.seed, "compute", rank_info.rank)
-    pace = Pace(job_spec.compute(rank_info.workers), job_spec.waits, rank_info.rank, rng, threading.Event())
+    pace = job_spec.pace(run, rank_info.rank, threading.Event())
+    task = WorkerTask(run, rank_info.rank)
     try:
         session = ProbeSession(rank_info)
-    except LostWorker as lost:
-        print(f"gossamer: {lost} did not come: nothing was measured", file=sys.stderr)
+    except WorkerLost as lost:
+        print(f"gossamer: {lost} did not start: nothing was measured", file=sys.stderr)
         return LOST
 
-    def say(what: str) -> None:
+    def progress(what: str) -> None:
         if rank_info.rank == 0 and not as_json:
             print(f"probe: {time.monotonic() - began:.0f} s  {what}", file=sys.stderr, flush=True)
 
-    findings = probe(session, job, pace.keep, seconds, say)
-    reports = rank_info.rank == session.here[0]
-    code = _report(findings, out, as_json, time.monotonic() - began) if reports else LOST * bool(findings.lost)
-    # Whoever hosts the store stays until the others have let go of it.
+    findings = probe(session, task, pace.delay, seconds, progress)
+    reports = rank_info.rank == session.alive[0]
+    code = _report(findings, Path(out), as_json, time.monotonic() - began) if reports else LOST * bool(findings.lost)
+    # The host of the store stays until the others have disconnected.
     if not findings.lost:
-        session.tell("done", True)
+        session.share("done", True)
     session.close()
     return code
 
@@ -92,23 +83,23 @@ def _report(findings: Findings, out: Path, as_json: bool, took_s: float) -> int:
     if findings.lost:
         partial = out.with_suffix(f".partial{out.suffix}")
         if findings.compute is not None:
-            cluster_file.write(findings.machines(), partial)
-        kept = f"{findings.words} {'is' if findings.compute is None else 'are'} in {partial}"
+            cluster_file.write(findings.cluster_spec(), partial)
+        kept = f"{findings.summary} {'is' if findings.compute is None else 'are'} in {partial}"
         kept = kept if findings.compute is not None else "nothing had been measured"
         print(f"gossamer: {findings.lost}: {kept}", file=sys.stderr)
         return LOST
-    machines = findings.machines()
-    cluster_file.write(machines, out)
+    spec = findings.cluster_spec()
+    cluster_file.write(spec, out)
     if as_json:
-        print_json({**cluster_file.document(machines), "out": str(out), "seconds": took_s})
+        print_json({**cluster_file.document(spec), "out": str(out), "seconds": took_s})
         return 0
-    _show(machines)
+    _show(spec)
     print(f"\nwritten to {out} after {took_s:.0f} s; next: gossamer plan --cluster {out} --task …")
     return 0
 
 
-def _show(machines: Machines) -> None:
-    compute, costs = machines.compute, machines.costs
+def _show(spec: ClusterSpec) -> None:
+    compute, costs = spec.compute, spec.costs
     sample = sorted(compute.sample_s)
     low, high = sample[len(sample) // 20], sample[-1 - len(sample) // 20]
     slow = [f"worker {rank}: {factor:.2g}×" for rank, factor in enumerate(compute.factors) if factor > 1.05]
@@ -118,22 +109,20 @@ def _show(machines: Machines) -> None:
         ["slow workers", ", ".join(slow) or "none", "against the typical one"],
         ["slow together", f"{compute.correlation:.2f}", "0: each at its own time, 1: all at once"],
     ]
-    for name, link in (("inside a node", machines.inside), ("between nodes", machines.between)):
+    for name, link in (("inside a node", spec.inside), ("between nodes", spec.between)):
         if link.latency_s:
             speed = f"{8 * link.bytes_per_s / 1e6:.4g} Mbit/s"
             rows.append([name, speed, f"a pair alone, {1e3 * link.latency_s:.3g} ms for 4 kB"])
     rows += [
         [f"mean of {table.shape.members}", milliseconds(table.seconds[-1]),
          f"{size(table.sizes_bytes[-1])}, {counted(table.shape.at_once, 'group')} at once on a node"]
-        for table in machines.tables if table.kind == "mean"
+        for table in spec.tables if table.kind == "mean"
     ]  # fmt: skip
     rows.append(["slow-down", f"{costs.slowdown:.2f}×", "of compute while messages are under way"])
-    title = (
-        f"{counted(machines.nodes, 'node')} of {counted(machines.per_node, 'worker')}, {machines.parameters} parameters"
-    )
+    title = f"{counted(spec.nodes, 'node')} of {counted(spec.per_node, 'worker')}, {spec.parameters} parameters"
     print_table(title, ["", "measured", "meaning"], rows)
-    if machines.memory_bytes:
-        print_note(f"{size(machines.memory_bytes)} of memory are left for each worker.")
+    if spec.memory_bytes:
+        print_note(f"{size(spec.memory_bytes)} of memory are left for each worker.")
 
 
 def _seconds(text: str) -> float:

@@ -1,4 +1,4 @@
-"""Print the constants of a topology, and draw it."""
+"""``gossamer topology``: print the constants of a topology, and draw it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,13 @@ from gossamer.errors import InputError
 from gossamer.topology import build, describe, draw, names
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", help=f"one of {', '.join(names())}, or an edge-list file; none: list them")
-    parser.add_argument("--workers", metavar="N", help="how many workers (default: 16, or as many as the file has)")
-    parser.add_argument("--nodes", metavar="N", help="machines the workers are on (alternating-exponential-ring)")
-    parser.add_argument("--rate", metavar="X", default="1", help="exchanges per worker and gradient (default: 1)")
-    parser.add_argument("--seed", metavar="N", default="0", help="for random graphs (default: 0)")
-    parser.add_argument("--plot", metavar="FILE", help="draw the graph into a .png, .svg or .pdf file")
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
-
-
 def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     if parsed.name is None:
         if parsed.json:
             table = [{"topology": name, "summary": describe(name)} for name in names()]
             print_json({"topologies": table})
         else:
-            print_table("", ["topology", "what it is"], [[name, describe(name)] for name in names()])
+            print_table("", ["topology", "description"], [[name, describe(name)] for name in names()])
         return 0
     rate = _number(parsed.rate, "--rate", float)
     workers = None if parsed.workers is None else _number(parsed.workers, "--workers", int)
@@ -60,9 +50,9 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     if parsed.json:
         print_json(document)
         return 0
-    exact = document["rounds_to_consensus"]
+    consensus = document["rounds_to_consensus"]
     rows = [
-        ["edges", f"{topology.num_edges}", "pairs of workers that talk to each other"],
+        ["edges", f"{topology.num_edges}", "pairs of neighbours"],
         ["degree", f"{degrees.min()} to {degrees.max()}", "neighbours of a worker"],
         ["χ1", f"{constants.chi1:.4g}", "1/λ₂ of the exchange rates' Laplacian: how slowly gossip mixes"],
         ["χ2", f"{constants.chi2:.4g}", "half the largest effective resistance of an edge"],
@@ -70,8 +60,8 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         ["α̃", f"{constants.alpha_tilde:.4g}", "A²CiD²'s second step size"],
         ["spectral gap", f"{constants.spectral_gap:.4g}", "of the Metropolis–Hastings mixing matrix"],
         ["period", f"{topology.period}", "rounds of its schedule (overlap)"],
-        ["contraction", f"{document['contraction']:.3g}", "of the disagreement, per period of the schedule"],
-        ["exact consensus", "never" if exact is None else counted(exact, "round"), "of the schedule, from any start"],
+        ["contraction", f"{document['contraction']:.3g}", "largest share of a difference that a period leaves"],
+        ["exact consensus", "never" if consensus is None else counted(consensus, "round"), "of the schedule"],
     ]
     print_table(
         f"{topology.name}, {counted(topology.workers, 'worker')}, rate {rate:g}", ["", "value", "meaning"], rows
@@ -88,7 +78,6 @@ def _number(text: str, flag: str, kind: type) -> Any:
         number = kind(text)
     except ValueError:
         raise InputError(f"{flag} is {text!r}: expected {'a whole number' if kind is int else 'a number'}") from None
-    least = "0 or more" if flag == "--seed" else "a number above 0"
     if number < 0 or (flag != "--seed" and number == 0) or number != number:
-        raise InputError(f"{flag} is {text}: expected {least}")
+        raise InputError(f"{flag} is {text}: expected {'0 or more' if flag == '--seed' else 'a number above 0'}")
     return number

@@ -1,4 +1,4 @@
-"""What the planner knows of a cluster: nodes, compute times, links, and what was measured of messages."""
+"""ClusterSpec: nodes, compute times, links and measured communication times of a cluster that plans are made for."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ from scipy import special
 from gossamer.hardware import Link
 
 BACKWARD_SHARE = 2 / 3
-"""Of a gradient's time, where the parts were not measured: the backward pass costs about two forward passes."""
+"""Of a gradient's time, where it was not measured: the backward pass costs about two forward passes."""
 
-NOWHERE = Link(math.inf, 0.0)
-"""The link where there is none: between nodes when there is one node, inside when each has one worker."""
+NO_LINK = Link(math.inf, 0.0)
+"""Between nodes if there is one node; inside a node if each has one worker."""
 
-MEAN, EXCHANGE, GATHER, LATE_GATHER = "mean", "exchange", "gather", "gather beside a mean"
-KINDS = (MEAN, EXCHANGE, GATHER, LATE_GATHER)
+MEAN, EXCHANGE, GATHER, GATHER_DURING_MEAN = "mean", "exchange", "gather", "gather beside a mean"
+COMM_KINDS = (MEAN, EXCHANGE, GATHER, GATHER_DURING_MEAN)
 
 
 @dataclass(frozen=True)
-class Shape:
-    """What the time of a communication depends on, beside its size."""
+class GroupShape:
+    """What the time of a communication depends on, apart from its size."""
 
     members: int
-    """How many workers communicate."""
+    """Workers in the group."""
     nodes: int
-    """On how many nodes they are."""
+    """Nodes they are on."""
     at_once: int = 1
-    """How many such groups use the busiest of their nodes at the same time, this one included."""
+    """Groups that use the busiest of these nodes at the same time, this one included."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
-    """Measured: how long one kind of communication takes, by the size of its message."""
+class TimingTable:
+    """Measured times of one kind of communication, by message size."""
 
     kind: str
-    shape: Shape
+    shape: GroupShape
     sizes_bytes: tuple[int, ...]
     """Ascending."""
     seconds: tuple[float, ...]
     """After a pause."""
     in_a_row: tuple[float, ...] = ()
-    """One right after the other, where what a link lets through at once after a pause is used up; empty: the same."""
+    """Back to back, when the burst that a link allows after a pause is used up, in seconds; empty: as ``seconds``."""
     spread: float = 0.0
     """Standard deviation of the logarithm of one measurement."""
 
-    def at(self, size_bytes: float, in_a_row: bool = False) -> float:
-        """Seconds for a message of this size: linear between what was measured, and beyond it."""
+    def seconds_at(self, size_bytes: float, in_a_row: bool = False) -> float:
+        """Return the time of a message: interpolated linearly, and extrapolated beyond the largest size."""
         sizes, seconds = self.sizes_bytes, (self.in_a_row or self.seconds) if in_a_row else self.seconds
         if size_bytes <= sizes[0] or len(sizes) == 1:
             return seconds[0] * max(1.0, size_bytes / sizes[0] if len(sizes) == 1 else 1.0)
@@ -60,36 +60,36 @@ class Table:
 
     @property
     def latency_s(self) -> float:
-        """What the smallest message takes."""
+        """The time of the smallest message."""
         return self.seconds[0]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComputeProfile:
-    """How long workers take for one step of their own: forward, backward, optimizer."""
+    """The time of one local step: forward, backward, optimizer."""
 
     mean_s: float
     spread: float = 0.0
-    """σ of log-normal times; not used where there is a sample."""
+    """σ of log-normal times; ignored if there is a sample."""
     sample_s: tuple[float, ...] = ()
     """Measured times of a typical worker."""
     factors: tuple[float, ...] = ()
-    """How many times slower each worker is than the typical one; empty: all alike."""
+    """How many times slower each worker is than the typical one; empty: all are equal."""
     correlation: float = 0.0
-    """How strongly workers are slow together, from 0 to 1."""
+    """How strongly workers are slow in the same step, from 0 to 1."""
     backward_s: float = 0.0
-    """The backward pass alone; 0: not known."""
+    """The backward pass alone; 0: unknown."""
 
     @property
-    def typical_backward_s(self) -> float:
+    def estimated_backward_s(self) -> float:
         return self.backward_s or BACKWARD_SHARE * self.mean_s
 
     def worker_factors(self, workers: int) -> np.ndarray:
-        """The factor of each of so many workers; more of them than known repeat the pattern."""
+        """Return each worker's factor; with more workers than known factors, the factors repeat."""
         return np.resize(np.array(self.factors or (1.0,)), workers)
 
     def draw(self, rng: np.random.Generator, shape: tuple[int, ...]) -> np.ndarray:
-        """Times of shape [steps, …, workers]; what a step has in common is common to its last axis."""
+        """Return random times of shape [steps, …, workers]; workers of the same step are correlated."""
         factors = self.worker_factors(shape[-1])
         if not self.sample_s and self.spread == 0:
             return np.broadcast_to(self.mean_s * factors, shape)
@@ -99,45 +99,47 @@ class ComputeProfile:
             normal = math.sqrt(self.correlation) * common + math.sqrt(1 - self.correlation) * normal
         if self.sample_s:
             ordered = np.sort(self.sample_s)
-            places = (special.ndtr(normal) * len(ordered)).astype(np.int64)
-            times: np.ndarray = ordered[np.minimum(places, len(ordered) - 1)] * factors
-            return times
-        # exp(N(−σ²/2, σ)) has mean 1.
-        drawn: np.ndarray = self.mean_s * factors * np.exp(self.spread * (normal - self.spread / 2))
-        return drawn
+            positions = (special.ndtr(normal) * len(ordered)).astype(np.int64)
+            times: np.ndarray = ordered[np.minimum(positions, len(ordered) - 1)] * factors
+        else:
+            # exp(N(−σ²/2, σ)) has mean 1.
+            times = self.mean_s * factors * np.exp(self.spread * (normal - self.spread / 2))
+        return times
 
 
 @dataclass(frozen=True, kw_only=True)
 class Costs:
-    """What communication costs a worker beside the time on the wire."""
+    """What communication costs a worker apart from the transfer."""
 
     slowdown: float = 1.0
-    """How many times longer compute takes while a message is under way."""
+    """How many times longer compute takes while a message is in flight."""
     mixing_bytes_per_s: float = math.inf
-    """How fast a worker gets through its parameters when it moves them to a mean."""
+    """Speed of one pass over the parameters, as when a worker moves them to a mean."""
     compressing_bytes_per_s: float = math.inf
-    """How fast it gets through a gradient when it compresses it and adds up the others'."""
+    """Speed of compressing a gradient and adding up the others'."""
     overhead_s: float = 0.0
-    """What a step costs beside all that."""
+    """Any other time that a step takes."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Machines:
-    """A cluster, as its file describes it."""
+class ClusterSpec:
+    """A cluster as its cluster file describes it."""
 
     nodes: int
     per_node: int
     compute: ComputeProfile
-    inside: Link = NOWHERE
-    between: Link = NOWHERE
+    inside: Link = NO_LINK
+    """Between workers of the same node."""
+    between: Link = NO_LINK
+    """Between nodes: the network card that the workers of a node share."""
     costs: Costs = field(default_factory=Costs)
-    tables: tuple[Table, ...] = ()
+    tables: tuple[TimingTable, ...] = ()
     parameters: int = 0
-    """Of the model that was measured; 0: none was."""
+    """Of the model that was measured; 0: nothing was measured."""
     memory_bytes: float = 0.0
-    """What one worker had left; 0: not known."""
+    """Free memory of one worker; 0: unknown."""
     source: str = ""
-    """Where this comes from, in words."""
+    """Where the description comes from."""
 
     @property
     def workers(self) -> int:
@@ -147,8 +149,8 @@ class Machines:
     def measured(self) -> bool:
         return bool(self.tables)
 
-    def with_workers(self, workers: int) -> Machines:
-        """The same kind of nodes, as many as so many workers need; fewer workers than a node has are on one."""
+    def with_workers(self, workers: int) -> ClusterSpec:
+        """Return a cluster of the same kind of nodes with this many workers; a single node just gets more or fewer."""
         if workers == self.workers:
             return self
         per_node = min(self.per_node, workers)
@@ -159,8 +161,8 @@ class Machines:
         return dataclasses.replace(self, nodes=workers // per_node, per_node=per_node)
 
 
-def shapes(groups: list[tuple[int, ...]], per_node: int) -> list[Shape]:
-    """The shape of each of the groups of a round, which are all at work at once."""
+def group_shapes(groups: list[tuple[int, ...]], per_node: int) -> list[GroupShape]:
+    """Return the shape of each group of a round, all groups communicating at once."""
     spans = [frozenset(rank // per_node for rank in members) for members in groups]
     crossing: dict[int, int] = {}
     within: dict[int, int] = {}
@@ -169,7 +171,7 @@ def shapes(groups: list[tuple[int, ...]], per_node: int) -> list[Shape]:
             count = crossing if len(span) > 1 else within
             count[node] = count.get(node, 0) + 1
     return [
-        Shape(
+        GroupShape(
             len(members),
             len(span),
             max(crossing[node] for node in span) if len(span) > 1 else within[next(iter(span))],
