@@ -1,24 +1,32 @@
-# Everything runs in .venv, which is made on first use and again whenever the requirements change.
+# Everything runs in .venv, which the first target that needs it creates. `make demo` installs the package; the targets
+# for development add linters, tests, documentation and integrations.
 PYTHON ?= python3
+CONSTRAINTS ?= constraints.txt
 BIN := .venv/bin
-INSTALLED := .venv/installed
+# Without --no-compile pip compiles every module of torch, which takes longer than to install it. Python compiles the
+# modules that are used, when they are first used, unless this variable forbids it.
+PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c $(CONSTRAINTS)
+unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test faults lint docs install clean
+.PHONY: demo install lint test faults docs wheel clean
 
-install: $(INSTALLED)
-
-$(INSTALLED): pyproject.toml constraints.txt
+.venv/runtime: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[test]'
+	$(PIP_INSTALL) -e .
 	touch $@
 
-# Four real processes, one of them four times slower than the rest; a gradient takes 20 ms, as on an accelerator. Who is
-# done when, how good is the model, how much was sent.
-demo: $(INSTALLED)
+.venv/dev: .venv/runtime
+	$(PIP_INSTALL) -e '.[test]'
+	touch $@
+
+install: .venv/dev
+
+# Four real processes, one of them four times slower than the others. A gradient takes 20 ms, as on an accelerator.
+demo: .venv/runtime
 	$(BIN)/gossamer train --task digits --workers 4 --steps 200 --compute 20ms --straggler 3:4 \
 		--method allreduce,a2cid2
 
-lint: $(INSTALLED)
+lint: .venv/dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
@@ -26,15 +34,19 @@ lint: $(INSTALLED)
 test: lint
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
-# Real processes killed, stopped and poisoned while the others train: minutes, and more of them with RUNS=50.
+# Real processes are killed, stopped and poisoned while the others train. It takes minutes; RUNS=50 repeats it.
 RUNS ?= 1
 AT_ONCE ?= 6
-faults: $(INSTALLED)
+faults: .venv/dev
 	$(BIN)/python tests/process/repeat_faults.py --runs $(RUNS) --at-once $(AT_ONCE)
 
-# The documentation as a site, in build/site/index.html.
-docs: $(INSTALLED)
+# The documentation as a site: build/site/index.html.
+docs: .venv/dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
+# The source distribution and the wheel: dist/.
+wheel: .venv/dev
+	$(BIN)/python -m build --no-isolation --outdir dist .
+
 clean:
-	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .mypy_cache .pytest_cache .ruff_cache .hypothesis build dist
