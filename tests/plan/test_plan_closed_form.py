@@ -144,16 +144,16 @@ def test_the_bottleneck_of_a_step(spec, parameters, bound):
 
 def test_gossip_is_bound_by_compute():
     model = ClusterModel(cluster(gbit=0.1, factors=(1,) * 7 + (3,)), 10_000_000)
-    found = predict(model, Candidate("gossip", "ring", {"rate": 1.0}))
-    assert found.bound_by == COMPUTE
+    prediction = predict(model, Candidate("gossip", "ring", {"rate": 1.0}))
+    assert prediction.bound_by == COMPUTE
     # Seven workers take 60 ms per step, one takes 180.
-    assert found.step_s == pytest.approx(8 / (7 / 0.06 + 1 / 0.18))
+    assert prediction.step_s == pytest.approx(8 / (7 / 0.06 + 1 / 0.18))
 
 
 def test_shapes_of_a_round():
     groups = build("alternating-exponential-ring", workers=16, nodes=4).rounds[0]
-    found = group_shapes([group.members for group in groups], 4)
-    assert sorted((shape.members, shape.nodes, shape.at_once) for shape in found) == [(4, 1, 1), (4, 1, 1), (8, 2, 1)]
+    shapes = group_shapes([group.members for group in groups], 4)
+    assert sorted((shape.members, shape.nodes, shape.at_once) for shape in shapes) == [(4, 1, 1), (4, 1, 1), (8, 2, 1)]
     across = build("one-peer-exponential", workers=16).rounds[2]
     assert set(group_shapes([group.members for group in across], 4)) == {GroupShape(2, 2, 4)}
 
@@ -216,13 +216,13 @@ class WaitingGossip(Method):
 def test_a_method_without_a_closed_form_is_predicted_by_running_it(monkeypatch):
     monkeypatch.setitem(METHODS, "waiting-gossip", WaitingGossip)
     model = ClusterModel(cluster(4, 1), 10_000_000, num_runs=1)
-    found = predict(model, Candidate("waiting-gossip", "ring", {}))
+    prediction = predict(model, Candidate("waiting-gossip", "ring", {}))
     # Compute, and then 40 MB over 625 MB/s to the neighbour and back, in two latencies.
-    assert found.step_s == pytest.approx(0.06 + 0.064 + 1e-4, rel=1e-3)
-    assert found.bytes_per_step == pytest.approx(40e6, rel=1e-3)
-    assert found.bound_by == BANDWIDTH
+    assert prediction.step_s == pytest.approx(0.06 + 0.064 + 1e-4, rel=1e-3)
+    assert prediction.bytes_per_step == pytest.approx(40e6, rel=1e-3)
+    assert prediction.bound_by == BANDWIDTH
     # A ring of four: the first round of pairs takes out two of three directions, the second the rest.
-    assert found.contraction == pytest.approx((1 - 1 / (1 + 1 / 3)) ** 0.5, abs=0.02)
+    assert prediction.contraction == pytest.approx((1 - 1 / (1 + 1 / 3)) ** 0.5, abs=0.02)
     assert Candidate("waiting-gossip", "star", {}) in list(candidates(4, 4, methods=("waiting-gossip",)))
 
 

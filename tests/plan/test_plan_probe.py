@@ -43,18 +43,18 @@ def test_slow_workers_get_a_factor():
     rng = np.random.default_rng(0)
     typical = [list(0.1 * np.exp(0.1 * rng.standard_normal(400))) for _ in range(4)]
     typical[2] = [3 * time for time in typical[2]]
-    found = compute_profile(typical, typical, [0.6] * 4)
-    assert found.factors == pytest.approx((1, 1, 3, 1), rel=0.05)
-    assert found.mean_s == pytest.approx(0.1, rel=0.03)
-    assert np.std(np.log(found.sample_s)) == pytest.approx(0.1, rel=0.1)
-    assert found.backward_s == pytest.approx(0.06, rel=0.03)
-    assert found.correlation == pytest.approx(0, abs=0.05)
-    assert len(found.sample_s) == 200
+    profile = compute_profile(typical, typical, [0.6] * 4)
+    assert profile.factors == pytest.approx((1, 1, 3, 1), rel=0.05)
+    assert profile.mean_s == pytest.approx(0.1, rel=0.03)
+    assert np.std(np.log(profile.sample_s)) == pytest.approx(0.1, rel=0.1)
+    assert profile.backward_s == pytest.approx(0.06, rel=0.03)
+    assert profile.correlation == pytest.approx(0, abs=0.05)
+    assert len(profile.sample_s) == 200
 
 
 def test_noise_makes_no_worker_slow():
-    found = compute_profile([[0.1, 0.1, 0.1], [0.102, 0.102, 0.102]], [[0.1]] * 2, [0.5, 0.5])
-    assert found.factors == ()
+    profile = compute_profile([[0.1, 0.1, 0.1], [0.102, 0.102, 0.102]], [[0.1]] * 2, [0.5, 0.5])
+    assert profile.factors == ()
 
 
 def test_correlation_of_workers_that_are_slow_together():

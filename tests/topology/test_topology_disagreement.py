@@ -58,8 +58,8 @@ def test_two_workers_in_closed_form():
 def test_half_the_rate_is_half_the_time_for_gossip():
     topology = build("ring", workers=8, seed=0)
     half, _ = Pairwise(topology, 1.0).trajectory(STEPS, NO_NOISE, 0.5)
-    whole, _ = Pairwise(topology, 1.0).trajectory(STEPS / 2, NO_NOISE, 1.0)
-    np.testing.assert_allclose(half, whole, rtol=1e-9)
+    full, _ = Pairwise(topology, 1.0).trajectory(STEPS / 2, NO_NOISE, 1.0)
+    np.testing.assert_allclose(half, full, rtol=1e-9)
 
 
 @pytest.mark.parametrize("name", ["ring", "one-peer-exponential", "star"])

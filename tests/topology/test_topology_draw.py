@@ -1,4 +1,4 @@
-"""Pictures: that they are made, hold what they should, and fail with a clear line."""
+"""Pictures of topologies: every layout, their text, and errors."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def test_every_layout_gives_a_picture(tmp_path: Path, text: str, workers: int, n
     assert path.read_bytes().startswith(b"\x89PNG")
 
 
-def test_the_picture_names_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_picture_contains_its_facts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import matplotlib
 
     monkeypatch.setitem(matplotlib.rcParams, "svg.fonttype", "none")
@@ -44,7 +44,7 @@ def test_the_picture_names_what_it_shows(tmp_path: Path, monkeypatch: pytest.Mon
     assert pdf.read_bytes().startswith(b"%PDF")
 
 
-def test_pictures_that_cannot_be_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pictures_that_cannot_be_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ring = build("ring", workers=4)
     with pytest.raises(InputError, match=r"\.png, \.svg, \.pdf"):
         draw(ring, tmp_path / "ring.bmp")

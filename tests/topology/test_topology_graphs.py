@@ -1,9 +1,11 @@
-"""The named graphs and what a Topology says about them."""
+"""The named topologies: edges, neighbours, degrees, notes."""
 
 from __future__ import annotations
 
 import itertools
 import pickle
+import subprocess
+import sys
 
 import networkx as nx
 import numpy as np
@@ -15,7 +17,7 @@ ANY_COUNT = [name for name in names() if name not in ("hypercube", "alternating-
 
 
 def reference(name: str, n: int) -> nx.Graph:
-    """The same graph, by networkx or by definition."""
+    """Return the same graph from networkx or from its definition."""
     graph = nx.empty_graph(n)
     if name == "complete":
         graph = nx.complete_graph(n)
@@ -103,7 +105,7 @@ def test_erdos_renyi_takes_a_probability() -> None:
     assert dense == pytest.approx(0.5 * 1770, rel=0.1)
 
 
-def test_a_big_complete_graph_makes_no_edge_list() -> None:
+def test_a_big_complete_graph_stores_no_edges() -> None:
     topology = build("complete", workers=10_000)
     assert topology.num_edges == 49_995_000
     assert topology.constants().chi1 == pytest.approx(0.9999)
@@ -132,3 +134,14 @@ def test_a_topology_survives_pickling(text: str) -> None:
     assert np.array_equal(copy.edges, topology.edges)
     assert copy.group(1, 3) == topology.group(1, 3)
     assert isinstance(copy.group(0, 0), Group)
+
+
+def test_the_constants_of_a_ring_need_neither_torch_nor_scipy_nor_networkx() -> None:
+    code = """
+import sys
+from gossamer.topology import build
+ring = build("ring", workers=16)
+ring.constants(), ring.contraction(), ring.rounds_to_consensus(), ring.neighbours(0), ring.group(0, 0)
+print(sorted({"torch", "scipy", "networkx", "matplotlib"} & sys.modules.keys()))
+"""
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"

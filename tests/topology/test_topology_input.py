@@ -1,4 +1,4 @@
-"""What people give: graphs, files, and mistakes, each answered with one clear line."""
+"""User input: networkx graphs, edge-list files, and one-line errors."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_directions_and_duplicates_collapse() -> None:
     assert build(nx.MultiGraph([(0, 1), (0, 1), (2, 1)])).edges.tolist() == [[0, 1], [1, 2]]
 
 
-def test_parts_that_no_edge_joins_are_named() -> None:
+def test_the_components_of_a_disconnected_graph_are_listed() -> None:
     graph = nx.disjoint_union(nx.path_graph(3), nx.path_graph(2))
     assert message(graph) == (
         "the graph is in 2 parts that no edge joins: {0, 1, 2} and {3, 4}; add an edge between them"
@@ -113,7 +113,7 @@ def test_files_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("workers", [0, -3, 2.5, "4", True])
-def test_counts_that_make_no_sense(workers: Any) -> None:
+def test_invalid_counts(workers: Any) -> None:
     assert f"workers cannot be {workers!r}" in message("ring", workers=workers)
     assert f"nodes cannot be {workers!r}" in message("ring", workers=4, nodes=workers)
 

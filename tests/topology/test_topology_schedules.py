@@ -1,4 +1,4 @@
-"""MixingRound schedules: valid, mean preserving, and exactly in agreement where they promise it."""
+"""Schedules of rounds: valid, mean-preserving, and exactly in agreement where they promise it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gossamer.topology import Topology, build, mixing, schedules
 
 
 def matrix(topology: Topology, round: int) -> np.ndarray:
-    """The mixing matrix of a round, straight from its definition and the public API."""
+    """Return the mixing matrix of a round, from its definition and the public API."""
     n = topology.workers
     mixing_matrix = np.zeros((n, n))
     for i in range(n):
@@ -69,11 +69,11 @@ def test_graphs_without_a_schedule_of_their_own_use_every_edge_once(name: str, n
 
 
 @pytest.mark.parametrize(("n", "period"), [(1, 1), (2, 1), (3, 3), (4, 2), (7, 3), (16, 2), (33, 3)])
-def test_a_ring_takes_two_rounds_or_three(n: int, period: int) -> None:
+def test_a_ring_needs_two_rounds_or_three(n: int, period: int) -> None:
     assert build("ring", workers=n).period == period
 
 
-def test_an_even_torus_takes_four_rounds() -> None:
+def test_an_even_torus_needs_four_rounds() -> None:
     assert build("torus", workers=16).period == 4
 
 
@@ -108,13 +108,13 @@ def test_base_agrees_exactly_in_small_groups(k: int, n: int) -> None:
 
 
 @pytest.mark.parametrize("n", range(1, 130))
-def test_base_2_takes_no_more_rounds_than_the_papers(n: int) -> None:
+def test_base_2_needs_no_more_rounds_than_the_papers(n: int) -> None:
     power = n.bit_length() - 1
     assert build("base", workers=n).period <= 2 * power + 1
     assert build("base", workers=2**power).period == max(power, 1)
 
 
-def test_base_takes_the_shorter_of_its_two_ways() -> None:
+def test_base_takes_the_shorter_of_its_two_splits() -> None:
     assert build("base", workers=6).period == 4  # 3 for each block of three, 1 across; splitting 4 + 2 takes 5
     assert build("base", workers=3).period == 3
     assert build("base", workers=7).period == 5
@@ -133,7 +133,7 @@ def test_alternating_exponential_ring_agrees_exactly(nodes: int, per_node: int) 
     assert topology.period == max(1, 2 * (nodes.bit_length() - 1))
 
 
-def test_alternating_exponential_ring_keeps_half_of_the_nodes_to_themselves() -> None:
+def test_half_of_the_nodes_of_an_alternating_exponential_ring_average_inside() -> None:
     topology = build("alternating-exponential-ring", workers=32, nodes=8)
     for round in range(topology.period):
         sizes = [len(topology.group(round, rank).members) for rank in range(32)]

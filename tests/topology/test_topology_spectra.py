@@ -1,4 +1,4 @@
-"""The constants of graphs, against check values, closed forms, and each other."""
+"""The constants of graphs, compared with check values, closed forms and each other."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_check_values_of_complete() -> None:
 
 
 @pytest.mark.parametrize("n", range(1, 40))
-def test_complete_graphs_never_ask_for_less_than_gossip(n: int) -> None:
+def test_alpha_tilde_of_complete_graphs_is_not_below_one_half(n: int) -> None:
     for topology in (build("complete", workers=n), build(nx.complete_graph(n))):
         constants = topology.constants()
         assert constants.chi1 >= constants.chi2
@@ -142,7 +142,7 @@ def test_constants_scale_with_the_rate() -> None:
     assert np.allclose(topology.rates(3.0), 3 * topology.rates())
 
 
-def test_one_worker_has_nothing_to_agree_on() -> None:
+def test_constants_of_one_worker() -> None:
     for topology in (build("ring", workers=1), build("path", workers=1), build("base", workers=1)):
         assert topology.constants(2.0) == Constants(chi1=0.0, chi2=0.0, eta=0.0, alpha_tilde=0.5, spectral_gap=1.0)
 
@@ -173,7 +173,7 @@ def test_big_path_and_star_have_their_closed_forms() -> None:
 
 def test_big_random_graphs() -> None:
     regular = build("random-regular", workers=4_000).constants()
-    # A random 4-regular graph is nearly as good as can be: λ_2 of the adjacency is near 2√3 (Friedman).
+    # A random 4-regular graph is nearly optimal: λ_2 of the adjacency is near 2√3 (Friedman).
     assert 1 / regular.chi1 == pytest.approx(1 - np.sqrt(3) / 2, rel=0.05)
     assert regular.chi2 == pytest.approx(1.0, rel=0.05)
     structure = build("random-regular", workers=600).structure

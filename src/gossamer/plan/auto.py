@@ -43,7 +43,7 @@ def choose(
     Args:
         delay_gradient: called after a gradient with its start time; waits until it has taken as long as it should.
         optimizer: its name.
-        knows_nodes: whether the training can be told the number of nodes; otherwise, topologies that depend on it are
+        knows_nodes: whether training has an option for the number of nodes; without, topologies that depend on it are
             left out if nodes have several workers.
     """
     session = ProbeSession(replace(rank_info, prefix=f"{rank_info.prefix}auto/"))

@@ -1,4 +1,4 @@
-"""ClusterSpec: nodes, compute times, links and measured communication times of a cluster that plans are made for."""
+"""ClusterSpec: the nodes, compute times, links and measured communication times of a cluster."""
 
 from __future__ import annotations
 

@@ -80,7 +80,7 @@ def train_settings(candidate: Candidate, settings: Mapping[str, Any], steps: int
 def step_s(result: TrainingResult) -> float:
     """Return the time in which workers make one step each on average."""
     if result.failed or not result.final.total_steps:
-        raise InputError(f"the run failed: {result.failed or 'no steps were made'}")
+        raise InputError(f"the run failed: {result.failed or 'no worker finished a step'}")
     speeds = [1 / status.step_s for status in result.status if status.step_s > 0]
     return len(speeds) / sum(speeds)
 

@@ -40,7 +40,7 @@ def uses_nodes(topology: str) -> bool:
 
 
 def fits(topology: str, workers: int, nodes: int | None = None) -> bool:
-    """Return whether ``build`` can make this topology for so many workers and nodes."""
+    """Return whether ``build`` accepts this topology for these numbers of workers and nodes."""
     try:
         build(topology, workers=workers, nodes=nodes)
     except InputError:
@@ -76,7 +76,7 @@ def build(
     text = os.fspath(topology)
     name, colon, option = text.partition(":")
     if isinstance(topology, str) and name in GRAPHS:
-        seed = _count("seed", seed, least=0)
+        seed = _count("seed", seed, minimum=0)
         request = Request(text=text, option=option if colon else None, workers=workers, nodes=nodes, seed=seed)
         return GRAPHS[name].make(request)
     if not isinstance(topology, str) or _is_path(text):
@@ -86,13 +86,13 @@ def build(
     raise unknown("topology", text, GRAPHS)
 
 
-def _count(what: str, value: object, least: int = 1) -> int:
+def _count(what: str, value: object, minimum: int = 1) -> int:
     try:
         count = operator.index(value)  # type: ignore[arg-type]
     except TypeError:
         count = None
-    if count is None or isinstance(value, bool) or count < least:
-        raise InputError(f"{what} cannot be {value!r}: expected a whole number from {least} up; give one")
+    if count is None or isinstance(value, bool) or count < minimum:
+        raise InputError(f"{what} cannot be {value!r}: expected a whole number from {minimum} up; give one")
     return count
 
 

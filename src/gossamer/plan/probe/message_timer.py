@@ -74,14 +74,7 @@ class MessageTimer:
     def _table(self, kind: str, shape: GroupShape, groups: list[tuple[int, ...]], budget_s: float) -> TimingTable:
         """Time one kind of message for all sizes; groups of other shapes in the same round communicate too."""
         own_group = next((members for members in groups if self.session.rank in members), None)
-        own_shape = next(
-            (
-                found
-                for found, members in zip(group_shapes(groups, self.per_node), groups, strict=True)
-                if members == own_group
-            ),
-            None,
-        )
+        own_shape = dict(zip(groups, group_shapes(groups, self.per_node), strict=True)).get(own_group or ())
         sizes = message_sizes(self.model_bytes, kind, shape.members == self.session.workers)
         seconds: list[float] = []
         in_a_row: list[float] = []
