@@ -19,7 +19,7 @@ from gossamer.virtual.sim.cluster import Cluster
 from gossamer.virtual.simulation import SimulationResult, make_cluster, simulate
 
 INSTANT = {"clock": "hardware", "compute": "constant:1s", "link": "inf"}
-"""Machines that are all alike, and a network that takes no time."""
+"""Identical machines, and a network that takes no time."""
 
 SYNCHRONOUS = {"divisible": {"period": 1, "delay": 0, "warmup": 0}, "localsgd": {"period": 1}}
 """Settings with which a method comes down to synchronous training."""

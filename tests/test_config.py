@@ -81,7 +81,7 @@ def test_epochs_are_passes_of_all_workers_together():
     assert run_of(task, method="gossip", workers=4, epochs=1, batch=7).steps == 3
 
 
-def test_an_edge_list_says_how_many_workers_there_are(tmp_path):
+def test_an_edge_list_determines_the_number_of_workers(tmp_path):
     path = tmp_path / "graph.txt"
     path.write_text("0 1\n1 2\n2 3\n3 4\n4 0\n0 2\n")
     run = make_run(task="quadratic", method="gossip", topology=str(path))

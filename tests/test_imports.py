@@ -1,4 +1,4 @@
-"""Imports go one way, and a method knows nothing of threads, time, sockets or torch.distributed."""
+"""Imports go in one direction, and methods use no threads, time, sockets or torch.distributed."""
 
 import ast
 from pathlib import Path
@@ -95,7 +95,7 @@ def test_the_rule_sees_through_indirect_imports():
     assert len(METHODS) >= 9
     reached = reached_from("gossamer.methods.divisible")
     assert {"gossamer.compress.topk", "gossamer.effects", "gossamer.topology.spectra"} <= reached
-    # And it does find what it looks for where it is allowed.
+    # The rule finds such an import where it is allowed.
     assert "time" in forbidden_in("gossamer.virtual.simulation")
 
 
@@ -113,7 +113,7 @@ def package_of(name):
 @pytest.mark.parametrize("name", sorted(MODULES))
 def test_imports_go_one_way(name):
     own = package_of(name)
-    assert own in LAYER, f"say in which layer {own} is"
+    assert own in LAYER, f"add {own} to a layer"
     if own == "":
         return
     for found in imports(name):

@@ -1,11 +1,11 @@
-"""Typed settings: what is out of bounds or of the wrong kind is one clear line."""
+"""Typed settings: a value out of bounds or of the wrong type is an error of one line."""
 
 from dataclasses import dataclass
 
 import pytest
 
 from gossamer.errors import InputError
-from gossamer.settings import Settings, from_values, field_types, option
+from gossamer.settings import Settings, field_types, from_values, option
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,7 +59,7 @@ def test_names_of_others_are_left_alone():
         ({"step_size": float("inf")}, "--step-size is inf: expected a finite number"),
     ],
 )
-def test_a_wrong_value_is_one_line_that_says_what_was_expected(values, message):
+def test_a_wrong_value_is_one_line_with_what_was_expected(values, message):
     with pytest.raises(InputError, match=message) as caught:
         from_values(Example, values)
     assert "\n" not in str(caught.value)
@@ -70,5 +70,5 @@ def test_bounds_hold_however_settings_are_made():
         Example(count=-1)
 
 
-def test_kinds():
+def test_field_types():
     assert field_types(Example) == {"count": int, "step_size": float, "kind": str, "loud": bool}

@@ -1,4 +1,4 @@
-"""The manifests of the docs say what a worker reads."""
+"""The manifests in the docs set what a worker reads."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ def block(start):
     return re.search(rf"```\w+\n({re.escape(start)}.*?)^```", PAGE, re.MULTILINE | re.DOTALL)[1]
 
 
-def test_the_kubernetes_manifest_gives_every_worker_its_place(monkeypatch):
+def test_the_kubernetes_manifest_gives_every_worker_its_rank_info(monkeypatch):
     service, job = yaml.safe_load_all(block("apiVersion"))
     assert (service["kind"], job["kind"]) == ("Service", "Job")
     assert service["spec"]["clusterIP"] == "None"
@@ -29,13 +29,13 @@ def test_the_kubernetes_manifest_gives_every_worker_its_place(monkeypatch):
     monkeypatch.setenv("RANK", "3")
     for name, entry in environment.items():
         monkeypatch.setenv(name, entry["value"])
-    place = find_rank_info()
-    assert (place.rank, place.workers) == (3, job["spec"]["completions"])
-    assert place.host == f"{job['metadata']['name']}-0.{service['metadata']['name']}"
-    assert place.port == service["spec"]["ports"][0]["port"]
+    rank_info = find_rank_info()
+    assert (rank_info.rank, rank_info.workers) == (3, job["spec"]["completions"])
+    assert rank_info.host == f"{job['metadata']['name']}-0.{service['metadata']['name']}"
+    assert rank_info.port == service["spec"]["ports"][0]["port"]
 
 
-def test_the_slurm_script_gives_every_worker_its_place(monkeypatch):
+def test_the_slurm_script_gives_every_worker_its_rank_info(monkeypatch):
     script = block("#!/bin/bash")
     exported = dict(re.findall(r"^export (\w+)=(.*)$", script, re.MULTILINE))
     assert {"MASTER_ADDR", "MASTER_PORT"} <= exported.keys()
@@ -45,5 +45,5 @@ def test_the_slurm_script_gives_every_worker_its_place(monkeypatch):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("SLURM_PROCID", "5")
     monkeypatch.setenv("SLURM_NTASKS", "16")
-    place = find_rank_info()
-    assert (place.rank, place.workers, place.port) == (5, 16, 29500)
+    rank_info = find_rank_info()
+    assert (rank_info.rank, rank_info.workers, rank_info.port) == (5, 16, 29500)

@@ -12,7 +12,7 @@ from gossamer.cli import main
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a person saw of one command."""
+    """Exit code and output of one command."""
 
     code: int
     out: str
@@ -23,7 +23,7 @@ class Outcome:
         return json.loads(self.out, parse_constant=lambda name: pytest.fail(f"{name} is not JSON"))
 
     def refused(self, *words):
-        """The command said one line about what was wrong, and nothing else."""
+        """Check that the command printed one line about what was wrong, and nothing else."""
         assert self.code == 2
         assert self.out == ""
         (line,) = self.err.splitlines()

@@ -12,8 +12,7 @@ from safetensors.torch import load_file
 
 from gossamer.methods import METHODS
 from gossamer.report.recordings import read_recording
-from gossamer.train.checkpoint import find_checkpoint
-from gossamer.train.state_file import read_state, write_state
+from gossamer.train.checkpoint import find_checkpoint, read_state, write_state
 
 LOCKSTEP = [name for name, method in METHODS.items() if method.lockstep]
 
@@ -60,8 +59,8 @@ def test_methods_that_wait_go_on_as_if_nothing_had_happened(gossamer, task, meth
         assert torch.equal(ended[name], tensor), name
     assert again["worker_steps"] == whole["worker_steps"] == {"mean": 12, "min": 12, "max": 12}
     assert again["loss"] == whole["loss"]
-    assert [report["train_loss"] for report in again["worker_reports"]] == [
-        pytest.approx(report["train_loss"], rel=1e-12) for report in whole["worker_reports"]
+    assert [report["train_loss"] for report in again["worker_status"]] == [
+        pytest.approx(report["train_loss"], rel=1e-12) for report in whole["worker_status"]
     ]
     # The second checkpoint was made again, as often as before.
     assert complete(task / "run") == [15, 30]
@@ -193,7 +192,7 @@ def test_a_state_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypa
         place.write_bytes(b"half")
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gossamer.train.state_file.save_file", full)
+    monkeypatch.setattr("gossamer.train.checkpoint.save_file", full)
     with pytest.raises(OSError, match="No space left"):
         write_state(path, state, 8)
     assert path.read_bytes() == before

@@ -32,7 +32,7 @@ def test_simulate_alone_has_a_default_for_everything():
         method.Config()
 
 
-def test_gossamer_alone_shows_what_there_is(gossamer):
+def test_gossamer_without_arguments_lists_the_commands(gossamer):
     alone = gossamer()
     assert alone.code == 2
     assert alone.out == ""
@@ -69,7 +69,7 @@ def test_version(gossamer):
         (("methods", ""), ("unknown method ''",)),
     ],
 )
-def test_what_cannot_be_understood_is_one_line(gossamer, arguments, words):
+def test_a_bad_command_line_is_one_line(gossamer, arguments, words):
     gossamer(*arguments).refused(*words)
 
 
@@ -155,14 +155,14 @@ def test_a_graph_in_parts_names_the_parts(gossamer, tmp_path):
         gossamer(*arguments).refused("2 parts", "{0, 1, 2}", "{3, 4}")
 
 
-def test_a_graph_of_ones_own_says_how_many_workers_there_are(gossamer, tmp_path):
+def test_the_users_own_graph_determines_the_number_of_workers(gossamer, tmp_path):
     (tmp_path / "five.txt").write_text("0 1\n1 2\n2 3\n3 4\n4 0\n")
     ran = gossamer("simulate", "--task", "quadratic", "--topology", "five.txt", "--steps", "2", "--json")
     assert ran.document["results"][0]["workers"] == 5
     gossamer("simulate", "--task", "quadratic", "--topology", "five.txt", "--workers", "4").refused("5 workers")
 
 
-def test_memory_that_is_not_there_is_one_line(gossamer, monkeypatch):
+def test_too_little_memory_is_one_line(gossamer, monkeypatch):
     def build(*arguments, **named):
         raise MemoryError("Unable to allocate 7 GiB")
 
@@ -190,11 +190,11 @@ def test_every_method_is_in_the_list(gossamer):
 
 @pytest.mark.parametrize("name", METHODS)
 def test_a_method_is_described_by_its_own_docstring(gossamer, name):
-    told = gossamer("methods", name)
-    assert told.code == 0
-    assert "What travels" in told.out
+    outcome = gossamer("methods", name)
+    assert outcome.code == 0
+    assert "What travels" in outcome.out
     for field in dataclasses.fields(METHODS[name].Config):
-        assert f"--{field.name.replace('_', '-')}: " in told.out
+        assert f"--{field.name.replace('_', '-')}: " in outcome.out
 
 
 def test_every_topology_is_in_the_list(gossamer):

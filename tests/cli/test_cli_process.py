@@ -22,7 +22,7 @@ def test_a_pipe_gets_no_escape_codes(process, quick):
     assert "gossip" in ran.out
 
 
-def test_a_reader_that_leaves_early_is_no_trouble(command, quick, tmp_path):
+def test_a_reader_that_closes_the_pipe_early_is_no_error(command, quick, tmp_path):
     program, environment = command
     running = subprocess.Popen(
         [*program, *quick, "--json"], env=environment, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE
@@ -83,7 +83,7 @@ def on_terminal(command, arguments, width, folder):
     while True:
         try:
             piece = os.read(ours, 4096)
-        except OSError:  # Linux says so when the other end is closed
+        except OSError:  # Linux raises it when the other end is closed
             break
         if not piece:
             break
@@ -105,7 +105,7 @@ def test_a_terminal_of_80_columns_can_read_the_table(command, tmp_path):
     for column in ("time", "accuracy", "workers", "consensus", "sent", "busy"):
         assert column in header
     assert "Not shown for want of room: exchanges, steps" in " ".join(plain.split())
-    # The live screen is there too.
+    # The live screen appears too.
     assert any(re.match(r"divisible .* 100%  [0-9.]+ s", line) for line in lines)
     assert any(re.match(r"loss +[0-9.]+ +[▁▂▃▄▅▆▇█]+", line) for line in lines)
     assert any(re.match(r" *worker +steps +steps/s +exchanges", line) for line in lines)

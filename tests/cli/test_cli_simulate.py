@@ -44,7 +44,7 @@ def test_json_is_one_document_with_every_field(gossamer, digits):
         history = result["history"]
         for point in history:
             assert set(point) >= FIGURES
-        # One at the start, one after every step of all workers, perhaps one after what was still under way.
+        # One at the start, one after every step of all workers, perhaps one after what was still in flight.
         assert len(history) in (5, 6)
         assert (history[0]["time"], history[0]["steps"], history[0]["exchanges"]) == (0.0, 0, 0)
         assert [point["steps"] for point in history[:5]] == [0, 1, 2, 3, 4]
@@ -109,7 +109,7 @@ def test_the_same_seed_gives_the_same_run(gossamer, quick):
     assert figures(1)["loss"] != figures(2)["loss"]
 
 
-def test_failures_and_joins_are_told(gossamer, quick):
+def test_failures_and_joins_are_reported(gossamer, quick):
     ran = gossamer(*quick, "--steps", "20", "--fail", "1@0.2", "--join", "1@0.5")
     assert ran.code == 0
     assert "worker 1 gone at 0.2" in ran.out
@@ -125,14 +125,14 @@ def test_a_stand_in_topology_is_announced(gossamer, quick):
 DIVERGING = ("simulate", "--task", "digits", "--workers", "3", "--steps", "30", "--lr", "1e6", "--method", "gossip")
 
 
-def test_a_diverged_run_says_when_and_where_and_keeps_what_there_is(gossamer, tmp_path):
+def test_a_diverged_run_reports_when_and_where_and_keeps_its_results(gossamer, tmp_path):
     ran = gossamer(*DIVERGING, "--out", "run")
     assert ran.code == 2
-    said = ran.err.splitlines()[-1]
-    assert said.startswith("gossamer: gossip diverged: the loss of worker ")
-    assert "time" in said
-    assert "--lr" in said
-    assert "run" in said
+    message = ran.err.splitlines()[-1]
+    assert message.startswith("gossamer: gossip diverged: the loss of worker ")
+    assert "time" in message
+    assert "--lr" in message
+    assert "run" in message
     assert "gossip" in ran.out
     assert {path.name for path in (tmp_path / "run").iterdir()} == {
         *("run.json", "config.toml", "metrics.jsonl", "recording.json", "summary.json", "model.safetensors")
@@ -158,7 +158,7 @@ def test_a_run_that_blows_up_in_its_last_step_has_diverged_too(gossamer):
     assert result["loss"] is None
 
 
-def test_the_speed_of_a_run_that_did_not_end_is_not_told(gossamer):
+def test_the_speed_of_an_incomplete_run_is_not_shown(gossamer):
     ran = gossamer(*DIVERGING, "--method", "gossip,localsgd")
     assert "×" not in ran.out
 
@@ -188,6 +188,6 @@ def test_a_task_of_ones_own(gossamer, tmp_path):
     assert history[-1]["accuracy"] is None
 
 
-def test_a_mistake_in_a_task_file_is_one_line_that_says_where(gossamer, tmp_path):
+def test_a_mistake_in_a_task_file_is_one_line_that_names_its_line(gossamer, tmp_path):
     (tmp_path / "broken.py").write_text("import gossamer\n\ndef task(workers, seed):\n    return nothing\n")
     gossamer("simulate", "--task", "broken.py").refused("broken.py, line 4", "NameError")

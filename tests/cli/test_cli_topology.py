@@ -8,11 +8,11 @@ FIELDS = {"topology", "workers", "edges", "chi1", "chi2", "eta", "alpha_tilde", 
 
 
 def test_the_document_has_the_constants(gossamer):
-    told = gossamer("topology", "ring", "--workers", "16", "--json")
-    assert told.code == 0
-    assert told.err == ""
-    assert set(told.document) >= FIELDS
-    ring = told.document
+    outcome = gossamer("topology", "ring", "--workers", "16", "--json")
+    assert outcome.code == 0
+    assert outcome.err == ""
+    assert set(outcome.document) >= FIELDS
+    ring = outcome.document
     assert (ring["workers"], ring["edges"]) == (16, 16)
     assert ring["chi1"] == pytest.approx(13.14, abs=0.01)
     assert ring["chi2"] == pytest.approx(0.9375)
@@ -29,7 +29,7 @@ def test_any_count_and_only_finite_numbers(gossamer, workers):
         assert all(math.isfinite(value) for value in document.values() if isinstance(value, float))
 
 
-def test_the_table_says_the_same(gossamer):
+def test_the_table_has_the_same_figures(gossamer):
     table = gossamer("topology", "ring", "--workers", "64")
     assert table.code == 0
     assert "ring, 64 workers, rate 1" in table.out
@@ -43,18 +43,18 @@ def test_the_rate_scales_the_constants(gossamer):
     assert fast["eta"] == pytest.approx(2 * slow["eta"])
 
 
-def test_a_count_that_does_not_fit_says_which_do(gossamer):
+def test_a_bad_number_of_workers_names_those_that_fit(gossamer):
     gossamer("topology", "hypercube", "--workers", "6").refused("power of two", "4 or 8")
 
 
 def test_a_stand_in_is_announced(gossamer):
-    told = gossamer("topology", "one-peer-exponential", "--workers", "6")
-    assert "note: one-peer-exponential needs a power of two; base takes its place" in told.out
+    outcome = gossamer("topology", "one-peer-exponential", "--workers", "6")
+    assert "note: one-peer-exponential needs a power of two; base takes its place" in outcome.out
 
 
 @pytest.mark.parametrize(("suffix", "start"), [("png", b"\x89PNG"), ("svg", b"<?xml"), ("pdf", b"%PDF")])
 def test_plot_draws_a_picture(gossamer, tmp_path, suffix, start):
-    told = gossamer("topology", "torus:3x4", "--plot", f"picture.{suffix}")
-    assert told.code == 0
-    assert f"drawn to picture.{suffix}" in told.out
+    outcome = gossamer("topology", "torus:3x4", "--plot", f"picture.{suffix}")
+    assert outcome.code == 0
+    assert f"drawn to picture.{suffix}" in outcome.out
     assert (tmp_path / f"picture.{suffix}").read_bytes().startswith(start)

@@ -1,4 +1,4 @@
-"""``--trace``, ``--tensorboard`` and ``--tracker``: what follows a run beside the screen."""
+"""``--trace``, ``--tensorboard`` and ``--tracker``: outputs of a run besides the screen."""
 
 import json
 

@@ -14,7 +14,7 @@ from safetensors.torch import load_file
 
 from gossamer.process.store.rank_info import free_port
 from gossamer.seeds import stream
-from gossamer.train.eval_schedule import EvalSchedule
+from gossamer.train.pacing import EvalSchedule
 
 QUADRATIC = ("--task", "quadratic", "--dim", "8", "--lr", "0.05", "--workers", "3", "--steps", "20")
 
@@ -52,7 +52,7 @@ def test_a_run_leaves_a_folder_with_every_workers_figures(gossamer, tmp_path):
     folder = tmp_path / "run"
     assert json.loads((folder / "summary.json").read_text()) == result
     assert lines(folder / "metrics.jsonl") == history
-    for rank, report in enumerate(result["worker_reports"]):
+    for rank, report in enumerate(result["worker_status"]):
         last = lines(folder / "workers" / f"{rank}.jsonl")[-1]
         assert (last["rank"], last["steps"], last["state"]) == (rank, 20, "done")
         assert report["own_loss"] == pytest.approx(result["loss"], rel=1e-5)
@@ -69,13 +69,13 @@ def test_fast_workers_make_the_steps_of_slow_ones(gossamer):
         *("--compute", "10ms", "--straggler", "1:8", "--json"),
     )
     (result,) = ran.document["results"]
-    steps = [report["steps"] for report in result["worker_reports"]]
+    steps = [report["steps"] for report in result["worker_status"]]
     assert sum(steps) == 120
     # An eighth as fast: about 7 of them; an equal share would be 40.
     assert steps[1] < 20
     # At least as long as was asked for, for each of them.
-    assert all(report["seconds"] >= 0.01 * report["steps"] for report in result["worker_reports"])
-    assert result["worker_reports"][1]["seconds"] >= 0.08 * steps[1]
+    assert all(report["seconds"] >= 0.01 * report["steps"] for report in result["worker_status"])
+    assert result["worker_status"][1]["seconds"] >= 0.08 * steps[1]
 
 
 def test_workers_that_only_average_start_apart_and_meet_in_the_middle(gossamer, tmp_path):
@@ -113,7 +113,7 @@ def test_what_cannot_be_used_is_one_line(gossamer, wrong, words):
 
 def test_a_folder_that_holds_a_run_is_not_written_over(gossamer):
     assert gossamer("train", *QUADRATIC, "--workers", "1", "--out", "run").code == 0
-    gossamer("train", *QUADRATIC, "--out", "run").refused("run already holds a run")
+    gossamer("train", *QUADRATIC, "--out", "run").refused("run already contains a run")
 
 
 def test_the_help_shows_only_what_applies(gossamer):
@@ -124,7 +124,7 @@ def test_the_help_shows_only_what_applies(gossamer):
         assert option not in shown
 
 
-def test_a_run_that_diverges_says_so(gossamer):
+def test_a_run_that_diverges_is_reported(gossamer):
     ran = gossamer("train", "--task", "quadratic", "--workers", "2", "--steps", "5000", "--lr", "1e10", "--json")
     assert ran.code == 2
     assert "a2cid2 diverged" in ran.err
@@ -148,12 +148,14 @@ task = Task(name="breaks", model=lambda: torch.nn.Linear(2, 1), train=(x, x[:, :
 """
 
 
-def test_a_worker_that_fails_is_told_of_in_one_line_and_the_others_go_on(gossamer, tmp_path):
+def test_a_worker_that_fails_is_reported_in_one_line_and_the_others_continue(gossamer, tmp_path):
     (tmp_path / "breaks.py").write_text(BREAKS.format(ranks={"1"}))
     ran = gossamer("train", "--task", "breaks.py", "--workers", "3", "--steps", "20", "--out", "run")
     assert ran.code == 0
-    told = [line for line in ran.err.splitlines() if "no such thing" in line]
-    assert told == ["a2cid2: worker 1 gone (KeyError: 'no such thing' (breaks.py, line 8)); going on with 2"], ran.err
+    messages = [line for line in ran.err.splitlines() if "no such thing" in line]
+    assert messages == ["a2cid2: worker 1 gone (KeyError: 'no such thing' (breaks.py, line 8)); going on with 2"], (
+        ran.err
+    )
     assert "Traceback" not in ran.err
     assert "Traceback" in (tmp_path / "run" / "workers" / "1.log").read_text()
     assert json.loads((tmp_path / "run" / "summary.json").read_text())["workers_gone"] == [1]
@@ -249,7 +251,7 @@ def test_ctrl_c_ends_all_workers_and_leaves_a_checkpoint(running, gossamer, tmp_
     assert summary["loss"] is not None
     assert (tmp_path / "run" / "model.safetensors").exists()
     if method != "a2cid2":
-        # Nobody was left waiting in a step that the others never made.
+        # No worker waited in a step that the others never did.
         assert summary["worker_steps"]["min"] == summary["worker_steps"]["max"]
     (checkpoint,) = (tmp_path / "run" / "checkpoints").iterdir()
     assert int(checkpoint.name) <= summary["total_steps"]
@@ -277,7 +279,7 @@ def test_a_killed_worker_is_started_again(running, tmp_path):
     assert "a2cid2: worker 1 started again" in err.splitlines()
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
     assert summary["workers_gone"] == []
-    assert summary["worker_reports"][1]["state"] == "done"
+    assert summary["worker_status"][1]["state"] == "done"
     assert any("took over the weights" in events for events in summary["events"])
 
 
@@ -310,7 +312,7 @@ def test_under_torchrun_the_command_joins(command, tmp_path):
         ("gossip", 2, 40),
     ]
     for result in results:
-        assert [report["state"] for report in result["worker_reports"]] == ["done", "done"]
+        assert [report["state"] for report in result["worker_status"]] == ["done", "done"]
         folder = tmp_path / "run" / result["method"]
         assert json.loads((folder / "summary.json").read_text())["loss"] == result["loss"]
         assert (folder / "model.safetensors").exists()
@@ -333,7 +335,7 @@ def test_an_environment_that_makes_no_sense_is_one_line(gossamer, monkeypatch, v
     gossamer("train", "--workers", "3").refused(*words)
 
 
-def test_workers_look_at_the_test_set_now_and_then(gossamer):
+def test_workers_evaluate_on_the_test_set_from_time_to_time(gossamer):
     ran = gossamer(
         *("train", "--workers", "2", "--steps", "150", "--method", "gossip", "--compute", "20ms", "--json"),
     )
@@ -344,16 +346,16 @@ def test_workers_look_at_the_test_set_now_and_then(gossamer):
     assert seen[0] < seen[-1]
 
 
-def test_looks_at_the_test_set_are_as_rare_as_they_are_dear():
-    looks = EvalSchedule(every=0, workers=4)
-    assert not looks.due(now=1e9, step=1000)
+def test_expensive_evaluations_are_rare():
+    schedule = EvalSchedule(every=0, workers=4)
+    assert not schedule.due(now=1e9, step=1000)
     for guess in (5.0, 0.1, 0.2):
-        looks.expect(now=10.0, cost_s=guess)
-    assert not looks.due(now=49.9, step=1)
-    assert looks.due(now=50.1, step=1)
-    assert looks.guessing
-    looks.took(now=51.0, cost_s=0.2)
-    assert not looks.guessing
-    assert not looks.due(now=130.0, step=1)
-    assert looks.due(now=131.5, step=1)
+        schedule.expect(now=10.0, cost_s=guess)
+    assert not schedule.due(now=49.9, step=1)
+    assert schedule.due(now=50.1, step=1)
+    assert schedule.guessing
+    schedule.took(now=51.0, cost_s=0.2)
+    assert not schedule.guessing
+    assert not schedule.due(now=130.0, step=1)
+    assert schedule.due(now=131.5, step=1)
     assert [step for step in range(1, 13) if EvalSchedule(every=5, workers=4).due(now=0.0, step=step)] == [5, 10]

@@ -65,7 +65,7 @@ def test_the_sum_of_all_models_moves_only_by_the_workers_own_updates(name, hardw
 
 @pytest.mark.parametrize("name", METHODS)
 def test_training_may_be_ended_at_any_moment(name):
-    """Between two steps or in the middle of a wait: what was under way is applied by all it concerns, or by none."""
+    """Between two steps or in the middle of a wait: what was in flight is applied by all members, or by none."""
     machines = {"compute": "exponential:1s", "straggler": "1:5", "link": "24b/100ms", "workers": 4, "seed": 1}
     for end in (0.4 * k for k in range(1, 36)):
         if METHODS[name].preferred_optimizer:
@@ -85,16 +85,16 @@ def test_training_may_be_ended_at_any_moment(name):
 @pytest.mark.parametrize("name", REPLICATED)
 @given(hardware=any_hardware)
 @settings(max_examples=15)
-def test_replicas_are_alike_after_every_step(name, hardware):
+def test_replicas_are_equal_after_every_step(name, hardware):
     seen = {}
     with each_step(name, lambda worker: seen.setdefault(worker.step, []).append(worker.x + 0.0)):
         (run,) = resolve({"method": name, **hardware}, task=precise_task(hardware["workers"]))
         result = simulate(run)
     assert result.final.consensus < 1e-15  # the mean of seven equal numbers is rounded
     assert len(seen) == 12
-    for alike in seen.values():
-        assert len(alike) == hardware["workers"]
-        assert all(torch.equal(alike[0], other) for other in alike)
+    for replicas in seen.values():
+        assert len(replicas) == hardware["workers"]
+        assert all(torch.equal(replicas[0], other) for other in replicas)
 
 
 OPTIMIZERS = {"sgd": partial(torch.optim.SGD, momentum=0.9), "adam": torch.optim.Adam}
@@ -136,7 +136,7 @@ def test_disagreement_at_the_start_is_averaged_away(name):
         assert end < 1e-3 * start
 
 
-# Bytes sent, as the docstrings say: P parameters of 4 bytes, n workers, all of them together.
+# Bytes sent, as in the docstrings: P parameters of 4 bytes, n workers, all of them together.
 
 
 def ring_allreduce(size_bytes, workers):
@@ -188,7 +188,7 @@ BYTES = {
 
 @each_method
 @pytest.mark.parametrize("workers", [4, 6])
-def test_bytes_sent_are_what_the_docstring_says(name, workers):
+def test_bytes_sent_are_those_of_the_docstring(name, workers):
     assert name in BYTES, "write down how much the new method sends"
     run = make_run(task="digits", method=name, workers=workers, topology="ring", clock="ideal", steps=32, batch=4)
     result = simulate(run)
@@ -198,7 +198,7 @@ def test_bytes_sent_are_what_the_docstring_says(name, workers):
 
 @pytest.mark.parametrize("name", ["gossip", "a2cid2"])
 @pytest.mark.parametrize("rate", [0.5, 2.0])
-def test_gossip_makes_as_many_exchanges_as_its_rate_says(name, rate):
+def test_gossip_exchanges_at_its_rate(name, rate):
     for clock in ("ideal", "hardware"):
         result = simulated(
             task="consensus", dim=1, method=name, rate=rate, workers=32, topology="complete", clock=clock, steps=100,
@@ -274,7 +274,7 @@ def test_training_goes_on_when_workers_leave_and_join(name, clock, fail, join, a
 @each_method
 @pytest.mark.parametrize("slow", range(5))
 def test_nobody_waits_for_what_a_worker_missed_while_it_was_away(name, slow):
-    """It comes back while others are at different steps, and some averagings are under way without it."""
+    """It comes back while others are at different steps, and some averagings are in flight without it."""
     for join in ("2@5.86", "2@8.2", "2@11.3"):
         cluster = make_cluster(
             make_run(
@@ -312,7 +312,7 @@ def test_a_worker_that_comes_back_has_forgotten_what_it_had(name):
 
 
 @each_method
-def test_a_whole_run_with_a_failure_ends_and_says_what_happened(name):
+def test_a_complete_run_with_a_failure_ends_and_reports_it(name):
     result = simulated(
         **QUADRATIC, method=name, workers=4, steps=20, compute="constant:1s", link="inf", fail="3@4.5", join="3@9.5"
     )
@@ -331,7 +331,7 @@ def test_when_nobody_is_left_the_run_ends(name):
 
 @each_method
 def test_a_worker_that_joins_contributes(name):
-    """Its own optimum is far from the others': the model moves towards it only once it is there."""
+    """Its own optimum is far from the others': the model moves towards it only after it has joined."""
     alone, joined = (
         simulated(
             **QUADRATIC, method=name, workers=4, topology="complete", steps=150, lr=0.02, compute="constant:1s",

@@ -96,7 +96,7 @@ class AnyOrderWorld:
         return torch.randn(dim, generator=self.numbers, dtype=torch.float64)
 
     def run(self) -> None:
-        """Run until every worker has made its steps and every message in flight has arrived."""
+        """Run until every worker has done its steps and every message in flight has arrived."""
         while any(worker.step < self.steps for worker in self.workers):
             self.act(self.possible())
         self.ending = True
@@ -114,7 +114,7 @@ class AnyOrderWorld:
 
     def act(self, possible: list[Action]) -> None:
         if not possible:
-            raise Deadlock(f"workers have made {[worker.step for worker in self.workers]} of {self.steps} steps")
+            raise Deadlock(f"workers have done {[worker.step for worker in self.workers]} of {self.steps} steps")
         choice = self.choices.pop(0) if self.choices else self.rest.randrange(1 << 16)
         action = possible[choice % len(possible)]
         if action in self.deliveries:

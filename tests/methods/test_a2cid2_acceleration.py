@@ -20,7 +20,7 @@ def averaging(method, topology, workers, seed):
 
 
 def time_to_agree(method, topology, workers, seed, every):
-    """When the consensus distance has come down to 1e-4 of the start; between two looks it falls exponentially."""
+    """Return the time at which the consensus distance is 1e-4 of the start, interpolated exponentially."""
     cluster, start = averaging(method, topology, workers, seed)
     time, before = 0.0, 1.0
     while True:
@@ -34,7 +34,7 @@ def time_to_agree(method, topology, workers, seed, every):
 
 def test_on_a_ring_of_64_agreement_comes_at_least_5_times_sooner():
     accelerated = statistics.median(time_to_agree("a2cid2", "ring", 64, seed, 10.0) for seed in SEEDS)
-    # Gossip never moves away from agreement, so five times later a look tells whether it is there.
+    # Gossip never increases the distance, so one evaluation five times later is enough.
     still_apart = []
     for seed in SEEDS:
         cluster, start = averaging("gossip", "ring", 64, seed)

@@ -37,7 +37,7 @@ class Pen:
 
 
 class Worker:
-    """One worker driven by hand, beside its twin on paper."""
+    """One worker driven by hand, and the same recursion computed separately."""
 
     def __init__(self, method, rank, x):
         self.method, self.pen = method, Pen(x)

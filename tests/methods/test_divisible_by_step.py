@@ -15,7 +15,7 @@ RUN = {"task": "digits", "method": "divisible", "workers": 4, "batch": 8, "clock
 
 @pytest.mark.parametrize("compressor", compress.names())
 @pytest.mark.parametrize(("period", "delay"), [(4, -1), (4, 2), (3, 0)])
-def test_gradient_mass_is_conserved_and_replicas_are_alike_at_every_step(compressor, period, delay, monkeypatch):
+def test_gradient_mass_is_conserved_and_replicas_are_equal_at_every_step(compressor, period, delay, monkeypatch):
     run = make_precise_run(**RUN, compressor=compressor, period=period, delay=delay, warmup=3, steps=13)
     arrived, gradients = [], []
     original = Divisible.adam_step
@@ -31,7 +31,7 @@ def test_gradient_mass_is_conserved_and_replicas_are_alike_at_every_step(compres
         for t in range(1, 14):
             cluster.run_until(float(t))
             size = cluster.evaluator.flat.size
-            assert len(gradients) == 4 * t, "not every worker made its step"
+            assert len(gradients) == 4 * t, "not every worker did its step"
             left = [w.vector("undelivered") + w.vector("in_flight", 2 * size + 1)[:size] for w in cluster.workers]
             torch.testing.assert_close(
                 sum(gradients) / 4, sum(arrived) + sum(left) / 4, rtol=0, atol=1e-12, msg=f"after step {t}"
@@ -48,7 +48,7 @@ def test_gradient_mass_is_conserved_and_replicas_are_alike_at_every_step(compres
 
 
 @pytest.mark.parametrize("gradients", ["batched", "loop"])
-def test_replicas_are_alike_to_the_bit_in_float32_too(gradients):
+def test_replicas_are_equal_to_the_bit_in_float32_too(gradients):
     result = simulate(make_run(**{**RUN, "clock": "hardware"}, steps=30, straggler="1:4", gradient_backend=gradients))
     assert [point.consensus for point in result.history] == [0.0] * len(result.history)
 

@@ -13,7 +13,7 @@ from gossamer.topology import build
 from plain_training import kept_sum
 
 # Methods that average models move the sum of all models only by the workers' updates. A method that makes its own
-# update (it prefers an optimizer whose settings it takes over) keeps its replicas alike instead.
+# update (it prefers an optimizer whose settings it takes over) keeps its replicas equal instead.
 AVERAGING = sorted(name for name, method in METHODS.items() if not method.preferred_optimizer)
 
 CHOICES = st.lists(st.integers(0, 1 << 16), max_size=120)
@@ -56,9 +56,9 @@ def test_allreduce_gives_every_optimizer_the_same_gradient(choices, workers, see
     world.stepped = stepped
     world.run()
     assert sorted(gradients) == list(range(6))
-    for alike in gradients.values():
-        assert len(alike) == workers
-        assert all(torch.equal(alike[0], other) for other in alike)
+    for equal in gradients.values():
+        assert len(equal) == workers
+        assert all(torch.equal(equal[0], other) for other in equal)
 
 
 @given(
@@ -72,7 +72,7 @@ def test_allreduce_gives_every_optimizer_the_same_gradient(choices, workers, see
     seed=st.integers(0, 99),
 )
 @settings(max_examples=80)
-def test_divisible_keeps_replicas_alike_and_loses_no_gradient(
+def test_divisible_keeps_replicas_equal_and_loses_no_gradient(
     choices, workers, compressor, period, delay, warmup, lookahead, seed
 ):
     values = {"compressor": compressor, "period": period, "delay": min(delay, period), "warmup": warmup}

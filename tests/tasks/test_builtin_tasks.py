@@ -22,12 +22,12 @@ CLASSIFIERS = [
 def make(text_file, image_file):
     """Build a task by name, with the data it needs."""
 
-    def made(name, model="", **options):
+    def build_with_data(name, model="", **options):
         data = {"shakespeare": str(text_file), "cifar10": str(image_file)}.get(name, "")
         config = TaskConfig(model=model, data=data, **options)
         return build(name, workers=3, seed=0, config=config)
 
-    return made
+    return build_with_data
 
 
 def prepared(task, inputs):
@@ -119,7 +119,7 @@ def test_the_digits_are_those_of_scikit_learn_to_the_bit():
     digest = hashlib.sha256()
     for tensor in (*task.train, *task.test):
         digest.update(tensor.numpy().tobytes())
-    # Of load_digits and train_test_split, as data/README.md says.
+    # Of load_digits and train_test_split, as in data/README.md.
     assert digest.hexdigest() == "d5a4412994343a2bc5db6665f0de8de1ddaf028e5bd8cc2f96c52dab18d285d5"
 
 
@@ -221,11 +221,11 @@ def test_a_task_that_does_not_fit_together_is_refused():
     pair = (torch.zeros(3, 1), torch.zeros(3))
     given = {"name": "mine", "model": torch.nn.Identity, "train": pair, "test": pair, "loss": torch.sub}
     assert Task(**given).defaults == {}
-    for wrong, says in (
+    for wrong, message in (
         ({"train": (torch.zeros(3), torch.zeros(2))}, "3 inputs and 2 targets"),
         ({"test": (torch.zeros(0), torch.zeros(0))}, "at least one"),
         ({"labels": np.zeros(2)}, "2 labels for 3"),
         ({"defaults": {"learning_rate": 1}}, "unknown setting 'learning_rate'"),
     ):
-        with pytest.raises(InputError, match=says):
+        with pytest.raises(InputError, match=message):
             Task(**given | wrong)

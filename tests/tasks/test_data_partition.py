@@ -70,7 +70,7 @@ def test_small_alpha_is_skewed_and_large_alpha_is_even():
 
 
 @pytest.mark.parametrize(
-    ("spec", "labelled", "num_samples", "workers", "seed", "says"),
+    ("spec", "labelled", "num_samples", "workers", "seed", "message"),
     [
         ("idd", True, 10, 2, 0, "Did you mean 'iid'"),
         ("iid:3", True, 10, 2, 0, "unknown partition"),
@@ -88,9 +88,9 @@ def test_small_alpha_is_skewed_and_large_alpha_is_even():
         ("by-class", True, 9, 2, 0, "10 labels for 9"),
     ],
 )
-def test_bad_partitions_are_refused(spec, labelled, num_samples, workers, seed, says):
+def test_bad_partitions_are_refused(spec, labelled, num_samples, workers, seed, message):
     labels = np.arange(10) if labelled else None
-    with pytest.raises(InputError, match=says) as caught:
+    with pytest.raises(InputError, match=message) as caught:
         partition(spec, labels, num_samples, workers, seed)
     assert "\n" not in str(caught.value)
 

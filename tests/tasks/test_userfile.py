@@ -7,7 +7,7 @@ import torch
 from gossamer.errors import InputError
 from gossamer.tasks import TaskConfig, build, partition
 
-# What the documentation shows: two moons, told apart by a small perceptron.
+# What the documentation shows: two moons, separated by a small perceptron.
 MOONS = """\
 import numpy as np
 import torch
@@ -75,7 +75,7 @@ def test_a_module_level_task_and_imports_from_the_same_folder(write, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "message"),
     [
         ("", "mine.py defines no `task`"),
         ("task = 3", "`task` is a int"),
@@ -95,8 +95,8 @@ def test_a_module_level_task_and_imports_from_the_same_folder(write, tmp_path):
         ),
     ],
 )
-def test_bad_files_are_refused_in_one_line(write, text, says):
-    with pytest.raises(InputError, match=says) as caught:
+def test_bad_files_are_refused_in_one_line(write, text, message):
+    with pytest.raises(InputError, match=message) as caught:
         build(write(text), workers=2, seed=0)
     assert "\n" not in str(caught.value)
 
