@@ -102,7 +102,7 @@ def join(
             weights of one of them.
         optimizer: The optimizer of the model's parameters.
         method: A name that ``gossamer methods`` lists. ``auto`` measures the workers for some seconds, plans, and
-            uses the best method and topology; ``swarm.events`` tells which.
+            uses the best method and topology; ``swarm.events`` names them.
         topology: A name that ``gossamer topology`` lists, or a networkx graph with the nodes 0 … n−1.
         seed: Seed of all random choices. It must be the same on all workers.
         transport: Transport of collectives among more than two workers: ``gloo``, through host memory, or ``nccl``,

@@ -34,7 +34,7 @@ class Worker(Protocol):
 
     @property
     def seed(self) -> int:
-        """The seed of the run. It is the same on all workers: use it for random choices that all make alike."""
+        """The seed of the run. It is the same on all workers: use it for random choices that all workers share."""
 
     @property
     def rng(self) -> np.random.Generator:

@@ -48,7 +48,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("gossamer: stopped", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader of the output is gone. Python flushes stdout at exit: send that to nowhere.
+        # The reader has closed the pipe. Python flushes stdout at exit, so replace it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 

@@ -16,7 +16,7 @@ from gossamer.tasks import TaskConfig
 PROBE_OUT = "cluster.toml"
 PROBE_SECONDS = 60.0
 PLAN_ROWS = 12
-"""Rows of the planner's table, unless --top says otherwise."""
+"""Rows of the planner's table, unless --top is given."""
 
 
 def add_simulate_options(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +39,7 @@ def add_train_options(parser: argparse.ArgumentParser) -> None:
             "minimum time of one gradient: T, lognormal:MEAN,SIGMA, exponential:MEAN or sample:FILE",
             "what it takes",
         ),
-        "nodes": ("number of machines, for topologies that are made for them", "0"),
+        "nodes": ("number of machines, for topologies that depend on them", "0"),
         "eval_every": (
             "steps between two evaluations of a worker's own model on the test set; 0: as often as is cheap",
             "0",

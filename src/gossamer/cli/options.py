@@ -35,8 +35,8 @@ def add_run_options(
     hardware
         Title of the group of options that describe the machines.
     hidden
-        Names of settings that do not apply to the command: the help does not list them. Whoever uses them gets an
-        error later, with the reason.
+        Names of settings that do not apply to the command. The help does not list them; the command refuses them with
+        the reason.
     differing
         (help, default) by name, for settings whose help or default differs from that in the settings class.
     """

@@ -58,7 +58,7 @@ class A2CiD2(Method):
     """Asynchronous gossip with a continuous momentum between ``x`` and its companion ``x̃``."""
 
     name = "a2cid2"
-    summary = "asynchronous gossip accelerated by a continuous momentum; nobody waits (Nabli et al. 2023)"
+    summary = "asynchronous gossip accelerated by a continuous momentum; no worker waits (Nabli et al. 2023)"
     Config: ClassVar[type[MethodConfig]] = GossipConfig
     pairwise = True
     planned_options = ({"rate": 0.5}, {"rate": 1.0}, {"rate": 2.0})

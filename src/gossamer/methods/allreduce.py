@@ -21,7 +21,7 @@ class AllReduce(Method):
     """Synchronous data parallelism."""
 
     name = "allreduce"
-    summary = "gradients averaged exactly every step, everybody waits: what DDP computes (baseline)"
+    summary = "gradients averaged exactly every step, all workers wait: as DDP (baseline)"
     lockstep = True
     uses_topology = False
     same_updates = True

@@ -41,7 +41,7 @@ class Gossip(Method):
     """Asynchronous pairwise averaging with neighbours, without acceleration."""
 
     name = "gossip"
-    summary = "asynchronous pairwise averaging with neighbours; nobody waits (A²CiD² without its momentum)"
+    summary = "asynchronous pairwise averaging with neighbours; no worker waits (A²CiD² without its momentum)"
     Config: ClassVar[type[MethodConfig]] = GossipConfig
     pairwise = True
     planned_options = ({"rate": 0.5}, {"rate": 1.0}, {"rate": 2.0})

@@ -32,7 +32,7 @@ class LocalSGD(Method):
     """Local steps, and an exact average that all workers wait for."""
 
     name = "localsgd"
-    summary = "models averaged exactly every few steps, everybody waits (baseline)"
+    summary = "models averaged exactly every few steps, all workers wait (baseline)"
     Config: ClassVar[type[MethodConfig]] = LocalSGDConfig
     lockstep = True
     uses_topology = False

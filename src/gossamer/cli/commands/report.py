@@ -15,8 +15,8 @@ from gossamer.report.runs import find_runs, read_run
 
 def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     folders = list(dict.fromkeys(folder for name in parsed.runs for folder in find_runs(Path(name))))
-    kept = [read_run(folder) for folder in folders]
-    document = figures(kept)
+    runs = [read_run(folder) for folder in folders]
+    document = figures(runs)
     if parsed.out is not None or not parsed.json:
         target = Path(parsed.out if parsed.out is not None else "report.html")
         written = page(document)
@@ -30,5 +30,5 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     for shown in document["runs"]:
         for note in shown["notes"]:
             print(f"note: {shown['name']}: {note}")
-    print(f"{counted(len(kept), 'run')} in {target} ({size(len(written.encode()))}): open it in a browser")
+    print(f"{counted(len(runs), 'run')} in {target} ({size(len(written.encode()))}): open it in a browser")
     return 0
