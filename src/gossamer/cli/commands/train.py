@@ -12,9 +12,9 @@ from typing import Any
 from gossamer.cli.commands.auto import settled
 from gossamer.cli.comparison import show_comparison
 from gossamer.cli.live import LiveView
-from gossamer.cli.options import add_out_option, add_run_options, given, out_folder, read_config, shown_command
+from gossamer.cli.options import given, out_folder, read_config, shown_command
 from gossamer.cli.output import counted, duration, print_json
-from gossamer.cli.trackers import Trackers, add_follow_options
+from gossamer.cli.trackers import Trackers
 from gossamer.errors import InputError
 from gossamer.process.store.rank_info import RankInfo, started_rank_info
 from gossamer.results import Point, WorkerPoint, to_json_data
@@ -29,42 +29,11 @@ from gossamer.runfolder import (
     write_json,
 )
 from gossamer.train.checkpoint import CheckpointKeeper, find_checkpoint
-from gossamer.train.job_spec import DEFAULT_WORKERS, SIMULATED, JobSpec, real_settings
+from gossamer.train.job_spec import JobSpec, real_settings
 from gossamer.train.launcher import LocalStore, counting_stop_signals, warm_up
-from gossamer.train.result import TrainingResult, point_of
+from gossamer.train.monitor import OnPoint, TrainingResult, read_point
 from gossamer.train.status import DONE
-from gossamer.train.supervisor import Keep, Show, launch, take_part
-
-DIFFERING = {
-    "method": (
-        "how to train; several, with commas between them, are compared; auto: probe, plan and take the best",
-        "a2cid2",
-    ),
-    "workers": ("how many workers; under torchrun as many as it started", str(DEFAULT_WORKERS)),
-    "compute": (
-        "least time of one gradient: T, lognormal:MEAN,SIGMA, exponential:MEAN or sample:FILE",
-        "what it takes",
-    ),
-    "nodes": ("machines, for topologies that are made for them", "0"),
-    "eval_every": (
-        "steps after which a worker looks at the test set with its own model; 0: as often as is cheap",
-        "0",
-    ),
-}
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    add_run_options(parser, hardware="hardware", hidden=SIMULATED, differing=DIFFERING)
-    parser.add_argument(
-        "--checkpoint-every",
-        metavar="N",
-        help="keep in the folder of --out what the run can be resumed from, every N steps per worker (default: never)",
-    )
-    parser.add_argument("--resume", metavar="RUN", help="go on with the run in this folder, or from this checkpoint")
-    parser.add_argument("--restart", action="store_true", help="start workers again that die, those started here")
-    add_out_option(parser)
-    add_follow_options(parser)
-    parser.add_argument("--json", action="store_true", help="print one JSON document")
+from gossamer.train.supervisor import Show, train_as_worker, train_locally
 
 
 def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
@@ -76,7 +45,7 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     asked = _resumed(parsed, rank_info) if parsed.resume is not None else _new(parsed, folder, rank_info)
     if rank_info is not None and rank_info.rank != 0:
         for job_spec in asked.job_specs:
-            take_part(job_spec, job_spec.run(), rank_info, lambda view, events: None, lambda point, workers: None)
+            train_as_worker(job_spec, job_spec.run(), rank_info, lambda view, events: None, lambda point, workers: None)
         return 0
     folders = [own for own in (asked.folder, *(job_spec.path for job_spec in asked.job_specs)) if own is not None]
     if parsed.resume is None:
@@ -147,15 +116,15 @@ def _resumed(parsed: argparse.Namespace, rank_info: RankInfo | None) -> _Asked:
     (values,) = real_settings({**kept, **now}, None if rank_info is None else rank_info.workers)
     every, traced = _every(parsed, checkpoint.every), parsed.trace is not None
     job_spec = JobSpec(values, str(folder), every, str(checkpoint.path), trace=traced)
-    done, goal = checkpoint.total_made(values["workers"]), values["steps"] * values["workers"]
+    done, goal = checkpoint.total_steps(values["workers"]), values["steps"] * values["workers"]
     if done >= goal:
         raise InputError(
-            f"the checkpoint {checkpoint.path} is {checkpoint.mean_made()} steps on already, and --steps is "
+            f"the checkpoint {checkpoint.path} is {checkpoint.mean_steps()} steps on already, and --steps is "
             f"{values['steps']}: give more"
         )
-    history = [point_of(line) for line in read_history(folder) if line["total_steps"] <= int(checkpoint.path.name)]
+    history = [read_point(line) for line in read_history(folder) if line["total_steps"] <= int(checkpoint.path.name)]
     if rank_info is None or rank_info.rank == 0:
-        CheckpointKeeper(folder, 0).forget_after(checkpoint)
+        CheckpointKeeper(folder, 0).delete_after(checkpoint)
     return _Asked([job_spec], folder, history)
 
 
@@ -177,15 +146,16 @@ def _make(folders: list[Path]) -> None:
 
 def _launch_all(asked: _Asked, parsed: argparse.Namespace, command: str, followers: Trackers) -> list[TrainingResult]:
     """One run after the other, until one is stopped or fails."""
-    meeting = LocalStore()
+    store = LocalStore()
     results: list[TrainingResult] = []
-    with counting_stop_signals() as stops:
+    with counting_stop_signals() as signals:
         for job_spec in asked.job_specs:
 
-            def conduct(show: Show, keep: Keep, job_spec: JobSpec = job_spec) -> TrainingResult:
-                return launch(job_spec, job_spec.run(), meeting, stops, show, keep, parsed.restart, asked.history or ())
+            def train(show: Show, on_point: OnPoint, job_spec: JobSpec = job_spec) -> TrainingResult:
+                run, history = job_spec.run(), asked.history or ()
+                return train_locally(job_spec, run, store, signals, show, on_point, parsed.restart, history)
 
-            results.append(_one(job_spec, asked.history, conduct, parsed.json, command, followers))
+            results.append(_one(job_spec, asked.history, train, parsed.json, command, followers))
             if results[-1].interrupted or results[-1].failed:
                 break
     return results
@@ -198,12 +168,12 @@ def _take_part_in_all(
     results: list[TrainingResult] = []
     for job_spec in asked.job_specs:
 
-        def conduct(show: Show, keep: Keep, job_spec: JobSpec = job_spec) -> TrainingResult:
-            result = take_part(job_spec, job_spec.run(), rank_info, show, keep, asked.history or ())
+        def train(show: Show, on_point: OnPoint, job_spec: JobSpec = job_spec) -> TrainingResult:
+            result = train_as_worker(job_spec, job_spec.run(), rank_info, show, on_point, asked.history or ())
             assert result is not None
             return result
 
-        results.append(_one(job_spec, asked.history, conduct, parsed.json, command, followers))
+        results.append(_one(job_spec, asked.history, train, parsed.json, command, followers))
         if results[-1].interrupted:
             break
     return results
@@ -212,7 +182,7 @@ def _take_part_in_all(
 def _one(
     job_spec: JobSpec,
     history: list[Point] | None,
-    conduct: Callable[[Show, Keep], TrainingResult],
+    train: Callable[[Show, OnPoint], TrainingResult],
     quiet: bool,
     command: str,
     followers: Trackers,
@@ -223,11 +193,11 @@ def _one(
     with LiveView(method, quiet) as view:
         kept = _Kept(job_spec, history, command, view)
 
-        def keep(point: Point, workers: list[WorkerPoint]) -> None:
+        def on_point(point: Point, workers: list[WorkerPoint]) -> None:
             kept.point(point)
             track(point, workers)
 
-        result = conduct(view.show, keep)
+        result = train(view.show, on_point)
     if result.begun:
         # The last point once more, as it came out in the end.
         track(result.final, result.final_workers)
@@ -288,13 +258,13 @@ def _ending(asked: _Asked, results: list[TrainingResult]) -> int:
     for job_spec, result in zip(asked.job_specs, results, strict=False):
         if result.ranks_diverged:
             rank = result.ranks_diverged[0]
-            where = f"worker {rank}, step {result.reports[rank].diverged_at}"
+            where = f"worker {rank}, step {result.status[rank].diverged_at}"
             lower = f"try a smaller --lr than {job_spec.values['lr']:g}"
             print(f"gossamer: {result.method} diverged ({where}): {lower}{kept}", file=sys.stderr)
             code = 2
-        for report in result.reports:
-            if report.state == DONE and report.error:
-                print(f"gossamer: {report.error}", file=sys.stderr)
+        for status in result.status:
+            if status.state == DONE and status.error:
+                print(f"gossamer: {status.error}", file=sys.stderr)
                 code = 2
         if result.failed:
             print(f"gossamer: {result.method}: {result.failed}{kept if result.begun else ''}", file=sys.stderr)
