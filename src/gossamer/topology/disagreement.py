@@ -11,8 +11,8 @@ v_k, so that V = 1/n · Σ_{k≥2} e_k. Gradients add noise of variance q per wo
 
 An exchange takes the peers' difference out of mode k and leaves a part of its energy in all modes: the term with D. It
 takes E (x_i − x_j)² to be the same on every edge, which holds where all edges look alike (ring, complete, hypercube,
-square torus). On the other named graphs the contraction is within 0.01 of one that knows every edge. For A²CiD² each
-e_k is the 2 × 2 covariance P_k of (x, x̃), with a = (½, α̃)ᵀ and M = η((−1, 1), (1, −1))::
+square torus). On the other named graphs, of 8 to 256 workers, the contraction is within 0.002 of one that follows every
+edge. For A²CiD² each e_k is the 2 × 2 covariance P_k of (x, x̃), with a = (½, α̃)ᵀ and M = η((−1, 1), (1, −1))::
 
     dP_k/dt = M P_k + P_k Mᵀ − λ_k (a p_kᵀ + p_k aᵀ) + 2 λ_k a aᵀ D + q 1 1ᵀ        p_k: first column of P_k
 
@@ -24,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import numpy as np
 
@@ -35,9 +35,6 @@ MAX_TRAJECTORY_WORKERS = 256
 
 MAX_ROUNDS = 2_000
 """Rounds that a trajectory follows one by one; after that, accumulated noise has levelled off."""
-
-EQUAL_EIGENVALUES = 1e-9
-"""Relative difference up to which two eigenvalues count as one, of higher multiplicity."""
 
 EXACT_WORKERS = 64
 NUM_SAMPLES = 8
@@ -93,22 +90,6 @@ def accumulated_noise(decay: Sequence[float]) -> float:
     return total
 
 
-class _Modes(NamedTuple):
-    """The linear system of the eigenmodes: d P_k/dt = ``decay``_k P_k + ``scatter``_k D + noise.
-
-    The state of a mode is (P_xx,), or (P_xx, P_xx̃, P_x̃x̃) with momentum.
-    """
-
-    decay: np.ndarray
-    """[modes, state, state]"""
-    scatter: np.ndarray
-    """[modes, state]"""
-    weights: np.ndarray
-    """[modes]: D = ``weights`` · P_xx."""
-    multiplicity: np.ndarray
-    """[modes]: eigenvalues that each mode stands for."""
-
-
 @dataclass(frozen=True)
 class Pairwise:
     """Pairwise exchanges, ``rate`` per worker and step: A²CiD² with its ``eta`` and ``alpha_tilde``, else gossip."""
@@ -118,42 +99,40 @@ class Pairwise:
     eta: float = 0.0
     alpha_tilde: float = 0.5
 
-    def _modes(self, rate_scale: float) -> _Modes:
+    def _system(self, rate_scale: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Return ``decay`` [modes, state, state], ``scatter`` [modes, state] and ``weights`` [modes] of the equations
+
+            dP_k/dt = decay_k P_k + scatter_k D + noise        D = Σ_k weights_k (P_k)_xx
+
+        The state P_k of a mode is (P_xx,), or (P_xx, P_xx̃, P_x̃x̃) with momentum.
+        """
         # A²CiD²'s η and α̃ stay those of the configured rate, whatever rate is achieved.
         values = np.maximum(self.rate * rate_scale * self.topology.rate_spectrum, 1e-12)
-        first = np.flatnonzero(np.diff(values, prepend=-np.inf) > EQUAL_EIGENVALUES * values)
-        multiplicity = np.diff(first, append=len(values))
-        values = values[first]
         a, b = 0.5, self.alpha_tilde
         if self.eta:
             momentum = self.eta * np.array([[-2.0, 2.0, 0.0], [1.0, -2.0, 1.0], [0.0, 2.0, -2.0]])
             exchange = np.array([[2 * a, 0.0, 0.0], [b, a, 0.0], [0.0, 2 * b, 0.0]])
-            returned = np.array([a * a, a * b, b * b])
+            scattered = np.array([a * a, a * b, b * b])
         else:
-            momentum, exchange, returned = np.zeros((1, 1)), np.array([[2 * a]]), np.array([a * a])
-        weights = multiplicity * values
-        return _Modes(
-            decay=momentum - values[:, None, None] * exchange,
-            scatter=2 * values[:, None] * returned,
-            weights=weights / weights.sum(),
-            multiplicity=multiplicity,
-        )
+            momentum, exchange, scattered = np.zeros((1, 1)), np.array([[2 * a]]), np.array([a * a])
+        decay = momentum - values[:, None, None] * exchange
+        return decay, 2 * values[:, None] * scattered, values / values.sum()
 
     def trajectory(self, steps: np.ndarray, noise: np.ndarray, rate_scale: float) -> tuple[np.ndarray, np.ndarray]:
         from scipy import linalg
 
-        modes = self._modes(rate_scale)
-        num_modes, size = modes.scatter.shape
-        energy, mean_difference = np.zeros(num_modes * size), np.zeros(num_modes * size)
-        energy[::size], mean_difference[::size] = modes.multiplicity, modes.weights
-        system = linalg.block_diag(*modes.decay) + np.outer(modes.scatter, mean_difference)
+        decay, scatter, weights = self._system(rate_scale)
+        num_modes, size = scatter.shape
+        energy, mean_difference = np.zeros((2, num_modes * size))
+        energy[::size], mean_difference[::size] = 1.0, weights
+        system = linalg.block_diag(*decay) + np.outer(scatter, mean_difference)
         interval = float(steps[1] - steps[0])
         # One exponential gives both the propagator and the response to noise over an interval.
         extended = np.zeros((len(system) + 1, len(system) + 1))
         extended[:-1, :-1], extended[:-1, -1] = interval * system, interval
         exponential = linalg.expm(extended)
         propagator, response = exponential[:-1, :-1], exponential[:-1, -1]
-        initial, accumulated = np.full(len(system), 1.0 / modes.multiplicity.sum()), np.zeros(len(system))
+        initial, accumulated = np.full(len(system), 1.0 / num_modes), np.zeros(len(system))
         left, piled = [1.0], [0.0]
         for variance in noise:
             initial, accumulated = propagator @ initial, propagator @ accumulated + variance * response
@@ -164,14 +143,13 @@ class Pairwise:
     def contraction(self, rate_scale: float = 1.0) -> float:
         if self.topology.workers == 1:
             return 0.0
-        modes = self._modes(rate_scale)
-        sources = np.stack([np.ones_like(modes.scatter), modes.scatter], axis=-1)
-        by_noise, by_scatter = np.linalg.solve(-modes.decay, sources)[:, 0].T
-        gain = float(modes.weights @ by_scatter)
+        decay, scatter, weights = self._system(rate_scale)
+        sources = np.stack([np.ones_like(scatter), scatter], axis=-1)
+        by_noise, by_scatter = np.linalg.solve(-decay, sources)[:, 0].T
+        gain = float(weights @ by_scatter)
         if gain >= 1:  # exchanges scatter more than they take out
             return 1.0
-        mean_difference = modes.weights @ by_noise / (1 - gain)
-        energy = float(modes.multiplicity @ (by_noise + mean_difference * by_scatter) / modes.multiplicity.sum())
+        energy = float(np.mean(by_noise + weights @ by_noise / (1 - gain) * by_scatter))
         # A decay of e^(−t/E), the same for all modes, would keep the energy E under the same noise.
         return math.exp(-0.5 / energy)
 
