@@ -171,6 +171,14 @@ def make_folder(path: Path) -> None:
         raise InputError(f"--out {path} cannot be written to: give a folder that you may write to")
 
 
+def make_folders(paths: Sequence[Path]) -> None:
+    """Create the folders of several runs, after checking all of them."""
+    for path in paths:
+        check_folder(path)
+    for path in paths:
+        make_folder(path)
+
+
 def check_folder(path: Path) -> None:
     """Raise an ``InputError`` if ``path`` is a file or a folder that contains a run."""
     if path.exists() and not path.is_dir():

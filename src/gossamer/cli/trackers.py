@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -58,14 +58,19 @@ class Trackers:
         path = Path(self.trace)
         return path.with_name(f"{path.stem}-{method}{path.suffix}") if self.several else path
 
-    def points(self, method: str) -> Points:
+    def points(self, method: str) -> Callable[[Point, Sequence[WorkerPoint]], None]:
         """Return the function to call with each point of a run's history."""
         trackers: list[Tracker] = [self.tracker] if self.tracker is not None else []
         if self.tensorboard is not None:
             board = TensorBoard(Path(self.tensorboard) / method if self.several else Path(self.tensorboard))
             self._open.append(board)
             trackers.append(board)
-        return Points(trackers)
+
+        def track(point: Point, workers: Sequence[WorkerPoint]) -> None:
+            for tracker in trackers:
+                tracker(point.steps, scalars(point, workers))
+
+        return track
 
     def join_traces(self, method: str, folder: Path | None) -> None:
         """Join the traces that the real workers of a run have written into one file."""
@@ -74,16 +79,3 @@ class Trackers:
             traces = sorted((folder / WORKERS).glob(f"*.{TRACE}"))
             if traces:
                 join(traces, path)
-
-
-class Points:
-    """Passes the points of one run's history to the trackers."""
-
-    def __init__(self, trackers: Sequence[Tracker]) -> None:
-        self.trackers = trackers
-
-    def __call__(self, point: Point, workers: Sequence[WorkerPoint]) -> None:
-        if self.trackers:
-            figures = scalars(point, workers)
-            for track in self.trackers:
-                track(point.steps, dict(figures))

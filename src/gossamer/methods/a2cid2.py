@@ -39,14 +39,13 @@ from typing import TYPE_CHECKING, ClassVar
 from gossamer.effects import MethodGenerator, Pair, Swap
 from gossamer.methods.gossip import GossipConfig
 from gossamer.methods.method import Method, MethodConfig
+from gossamer.topology import Topology
+from gossamer.topology.disagreement import Disagreement, Pairwise
 from gossamer.vector_math import combine
+from gossamer.worker import Worker
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-    from gossamer.topology import Topology
-    from gossamer.topology.disagreement import Disagreement
-    from gossamer.worker import Worker
 
 
 def drift(eta: float, elapsed: float) -> float:
@@ -97,8 +96,6 @@ class A2CiD2(Method):
         yield from ()
 
     def disagreement(self) -> Disagreement:
-        from gossamer.topology.disagreement import Pairwise
-
         return Pairwise(self.topology, self.rate, self.eta, self.alpha_tilde)
 
     def background(self, worker: Worker) -> MethodGenerator:

@@ -8,13 +8,9 @@ All workers wait for the slowest one and for the network in every step. No extra
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from gossamer.effects import Mean, MethodGenerator, Update
 from gossamer.methods.method import Method
-
-if TYPE_CHECKING:
-    from gossamer.worker import Worker
+from gossamer.worker import Worker
 
 
 class AllReduce(Method):

@@ -49,14 +49,13 @@ from gossamer.effects import Effect, Mean, MethodGenerator, Start, Wait
 from gossamer.errors import InputError
 from gossamer.methods.method import Method, MethodConfig
 from gossamer.settings import option
+from gossamer.topology import Topology
 from gossamer.vector_math import chunks
+from gossamer.worker import Worker
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
-
-    from gossamer.topology import Topology
-    from gossamer.worker import Worker
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -17,17 +17,15 @@ Reference: the η = 0, α = α̃ = ½ case of Nabli, Belilovsky, Oyallon, "A²Ci
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from gossamer.effects import MethodGenerator, Pair, Swap
 from gossamer.methods.method import Method, MethodConfig
 from gossamer.settings import option
+from gossamer.topology import Topology
+from gossamer.topology.disagreement import Disagreement, Pairwise
 from gossamer.vector_math import combine
-
-if TYPE_CHECKING:
-    from gossamer.topology import Topology
-    from gossamer.topology.disagreement import Disagreement
-    from gossamer.worker import Worker
+from gossamer.worker import Worker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,8 +49,6 @@ class Gossip(Method):
         self.rate = config.rate
 
     def disagreement(self) -> Disagreement:
-        from gossamer.topology.disagreement import Pairwise
-
         return Pairwise(self.topology, self.rate)
 
     def background(self, worker: Worker) -> MethodGenerator:

@@ -19,16 +19,14 @@ Reference: Avidor, Tal Israel, "Locally Asynchronous Stochastic Gradient Descent
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from gossamer.effects import Mean, MethodGenerator, WaitSteps
 from gossamer.methods.method import Method, MethodConfig
 from gossamer.settings import option
+from gossamer.topology import Topology
 from gossamer.vector_math import chunks
-
-if TYPE_CHECKING:
-    from gossamer.topology import Topology
-    from gossamer.worker import Worker
+from gossamer.worker import Worker
 
 
 @dataclass(frozen=True, kw_only=True)

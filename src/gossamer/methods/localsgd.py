@@ -10,15 +10,13 @@ step in float32. The optimizer state stays local. No extra memory.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from gossamer.effects import Mean, MethodGenerator, Update
 from gossamer.methods.method import Method, MethodConfig
 from gossamer.settings import option
-
-if TYPE_CHECKING:
-    from gossamer.topology import Topology
-    from gossamer.worker import Worker
+from gossamer.topology import Topology
+from gossamer.worker import Worker
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from gossamer.effects import MethodGenerator, Update
 from gossamer.settings import Settings
+from gossamer.topology import Topology
+from gossamer.topology.disagreement import Disagreement
+from gossamer.worker import Worker
 
 if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
-
-    from gossamer.topology import Topology
-    from gossamer.topology.disagreement import Disagreement
-    from gossamer.worker import Worker
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -21,16 +21,14 @@ ICLR 2025.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from gossamer.effects import Mean, MethodGenerator, Start, Update, Wait
 from gossamer.methods.method import Method, MethodConfig
 from gossamer.settings import option
-
-if TYPE_CHECKING:
-    from gossamer.topology import Topology
-    from gossamer.topology.disagreement import Disagreement
-    from gossamer.worker import Worker
+from gossamer.topology import Topology
+from gossamer.topology.disagreement import Disagreement, InRounds
+from gossamer.worker import Worker
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,8 +63,6 @@ class Overlap(Method):
         worker.tickets["mix"] = yield Start(Mean(worker.x, round=round, topic="model", group=members))
 
     def disagreement(self) -> Disagreement:
-        from gossamer.topology.disagreement import InRounds
-
         return InRounds(self.topology)
 
     def merge(self, worker: Worker) -> MethodGenerator:

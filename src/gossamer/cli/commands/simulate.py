@@ -20,7 +20,7 @@ from gossamer.cli.trackers import Trackers
 from gossamer.config import Run, resolve, unused_options
 from gossamer.report.view import TRAINING, View, WorkerRow, state_of
 from gossamer.results import Point, WorkerPoint, to_json_data
-from gossamer.runfolder import SUMMARY, RunFolder, check_folder, make_folder, remove_if_empty, write_json
+from gossamer.runfolder import SUMMARY, RunFolder, make_folders, remove_if_empty, write_json
 from gossamer.virtual.simulation import SimulationResult, simulate
 
 
@@ -62,12 +62,8 @@ def _folders(folder: Path | None, runs: list[Run]) -> list[Path | None]:
     """Create the folder of each run, so that errors with them are reported before training starts."""
     if folder is None:
         return [None] * len(runs)
-    check_folder(folder)
     folders = [folder] if len(runs) == 1 else [folder / run.config.method for run in runs]
-    for path in folders:
-        check_folder(path)
-    for path in folders:
-        make_folder(path)
+    make_folders([folder, *folders])
     return list(folders)
 
 

@@ -18,16 +18,7 @@ from gossamer.cli.trackers import Trackers
 from gossamer.errors import InputError
 from gossamer.process.store.rank_info import RankInfo, started_rank_info
 from gossamer.results import Point, WorkerPoint, to_json_data
-from gossamer.runfolder import (
-    CONFIG,
-    SUMMARY,
-    RunFolder,
-    check_folder,
-    make_folder,
-    read_history,
-    remove_if_empty,
-    write_json,
-)
+from gossamer.runfolder import CONFIG, SUMMARY, RunFolder, make_folders, read_history, remove_if_empty, write_json
 from gossamer.train.checkpoint import CheckpointKeeper, find_checkpoint
 from gossamer.train.job_spec import JobSpec, real_settings
 from gossamer.train.launcher import LocalStore, counting_stop_signals, warm_up
@@ -49,7 +40,7 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         return 0
     folders = [own for own in (asked.folder, *(job_spec.path for job_spec in asked.job_specs)) if own is not None]
     if parsed.resume is None:
-        _make(folders)
+        make_folders(folders)
     try:
         methods = [job_spec.values["method"] for job_spec in asked.job_specs]
         with Trackers(parsed, methods, asked.folder is not None) as followers:
@@ -134,14 +125,6 @@ def _every(parsed: argparse.Namespace, otherwise: int) -> int:
     if not parsed.checkpoint_every.isdigit():
         raise InputError(f"--checkpoint-every is {parsed.checkpoint_every!r}: expected a whole number of steps")
     return int(parsed.checkpoint_every)
-
-
-def _make(folders: list[Path]) -> None:
-    """Make the folders of the runs, so that what is wrong with them is said before anything is trained."""
-    for own in folders:
-        check_folder(own)
-    for own in folders:
-        make_folder(own)
 
 
 def _launch_all(asked: _Asked, parsed: argparse.Namespace, command: str, followers: Trackers) -> list[TrainingResult]:
