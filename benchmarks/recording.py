@@ -1,10 +1,9 @@
-"""What recording costs, and how large and how quick the report of a long run is. Prints markdown tables.
+"""Measures the cost of recording, and the size and speed of the report of a long run. Prints markdown tables.
 
     python benchmarks/recording.py
 
 A run without a recorder, with one, and with one that writes a trace are measured in turns, in one process, by the CPU
-time of the training thread: what others do on the machine meanwhile does not count. The report is opened by Chromium,
-where there is one.
+time of the training thread, which excludes other processes. The report is opened in Chromium, if it is installed.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ import torch
 from gossamer.config import resolve
 from gossamer.recording import Recorder
 from gossamer.recording.trace import TraceFile
-from gossamer.report.figures import figures
+from gossamer.report.document import report_document
 from gossamer.report.page import page
 from gossamer.report.runs import read_run
 from gossamer.runfolder import RECORDING, RunFolder
@@ -39,28 +38,28 @@ RUNS = {
     "digits conv, a2cid2": {"task": "digits", "model": "conv", "method": "a2cid2", "workers": 16},
     "quadratic, a2cid2": {"task": "quadratic", "method": "a2cid2", "workers": 64},
 }
-STEPS = 1_600
-"""Of all workers together, in one turn."""
+STEPS_PER_TURN = 1_600
+"""Steps of all workers together."""
 
-GRADIENT_BACKENDS = ("nothing", "recording", "trace")
+MODES = ("nothing", "recording", "trace")
 
 
-class Racer:
-    """A virtual cluster whose speed is measured piece by piece."""
+class Contender:
+    """A virtual cluster whose speed is measured turn by turn."""
 
-    def __init__(self, values: dict[str, Any], way: str, folder: Path) -> None:
+    def __init__(self, values: dict[str, Any], mode: str, folder: Path) -> None:
         (run,) = resolve(values)
         self.recorder: Recorder | None = None
-        if way != "nothing":
+        if mode != "nothing":
             ranks = range(run.config.workers)
-            trace = TraceFile(folder / "trace.json", ranks, began_ns=0, title="") if way == "trace" else None
+            trace = TraceFile(folder / "trace.json", ranks, began_ns=0, title="") if mode == "trace" else None
             self.recorder = Recorder(ranks, trace)
         self.cluster = make_cluster(run, self.recorder)
 
     def seconds_per_step(self) -> float:
         cluster, before = self.cluster, self.cluster.total_steps
         began = time.thread_time()
-        while cluster.total_steps < before + STEPS:
+        while cluster.total_steps < before + STEPS_PER_TURN:
             cluster.advance()
         cluster.replicas.take_losses()
         if self.recorder is not None:
@@ -72,15 +71,15 @@ def cost(repeats: int) -> str:
     rows = []
     for name, values in RUNS.items():
         with tempfile.TemporaryDirectory() as folder:
-            racers = {way: Racer(values, way, Path(folder)) for way in GRADIENT_BACKENDS}
-            taken: dict[str, list[float]] = {way: [] for way in GRADIENT_BACKENDS}
-            for racer in racers.values():
-                racer.seconds_per_step()
+            contenders = {mode: Contender(values, mode, Path(folder)) for mode in MODES}
+            seconds: dict[str, list[float]] = {mode: [] for mode in MODES}
+            for contender in contenders.values():
+                contender.seconds_per_step()
             for _ in range(repeats):
-                for way, racer in racers.items():
-                    taken[way].append(racer.seconds_per_step())
-        # The calmest turn of each: whatever else the machine does makes a turn longer, never shorter.
-        plain, *others = (min(taken[way]) for way in GRADIENT_BACKENDS)
+                for mode, contender in contenders.items():
+                    seconds[mode].append(contender.seconds_per_step())
+        # The fastest turn of each: disturbances make a turn longer, never shorter.
+        plain, *others = (min(seconds[mode]) for mode in MODES)
         rows.append([name, f"{1e6 * plain:.1f}", *(f"{1e6 * other:.1f}" for other in others)])
         rows[-1] += [f"{100 * (other / plain - 1):+.1f}%" for other in others]
     columns = ["run", "µs per step", "with recording", "with a trace", "recording costs", "a trace costs"]
@@ -88,80 +87,80 @@ def cost(repeats: int) -> str:
 
 
 def calls(repeats: int) -> str:
-    """What one step of a gossip worker costs the recorder, summing up included, without anything around it."""
-    taken = []
+    """Measure what one step of a gossip worker costs the recorder alone, aggregation included."""
+    seconds = []
     for _ in range(repeats):
         recorder = Recorder(range(64))
         began = time.thread_time()
         feed(recorder, 64, 2_000)
         recorder.document()
-        taken.append((time.thread_time() - began) / (64 * 2_000))
+        seconds.append((time.thread_time() - began) / (64 * 2_000))
     empty = time.thread_time()
     feed(None, 64, 2_000)
     loop = (time.thread_time() - empty) / (64 * 2_000)
     return (
-        f"{1e6 * (statistics.median(taken) - loop):.2f} µs per step of a worker that waits, exchanges and merges once"
+        f"{1e6 * (statistics.median(seconds) - loop):.2f} µs per step of a worker that waits, exchanges and merges once"
     )
 
 
 def feed(recorder: Recorder | None, workers: int, steps: int) -> None:
-    """Steps of workers that wait, exchange with a neighbour and merge."""
+    """Record steps of workers that wait, exchange with a neighbour and merge."""
     times = np.random.default_rng(0).uniform(0.03, 0.05, steps).tolist()
-    for step, took in enumerate(times):
-        at = 0.05 * step
+    for step, compute_s in enumerate(times):
+        start = 0.05 * step
         for rank in range(workers):
             if recorder is None:
                 continue
-            recorder.stepped(rank, at, at + took, at + 0.05)
-            recorder.waited(rank, at + took, at + 0.05)
-            recorder.exchanged((rank, (rank + 1) % workers), at, at + 0.02, 40_000)
-            recorder.merged(rank, at, at, step % 5)
+            recorder.stepped(rank, start, start + compute_s, start + 0.05)
+            recorder.waited(rank, start + compute_s, start + 0.05)
+            recorder.exchanged((rank, (rank + 1) % workers), start, start + 0.02, 40_000)
+            recorder.merged(rank, start, start, step % 5)
 
 
 def large(events: int) -> str:
-    """The report of 64 workers with so many events each."""
+    """Measure the report of 64 workers with ``events`` events each."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name) / "run"
         steps = events // 4
         (run,) = resolve({"task": "quadratic", "method": "gossip", "workers": 64, "steps": steps})
-        kept = RunFolder(folder, run.values(), "gossamer simulate …")
+        run_folder = RunFolder(folder, run.values(), "gossamer simulate …")
         spread = {"mean": 0.9, "min": 0.8, "max": 1.0}
         for step in range(steps):
             noise = 0.1 * np.sin(step) + 1000 / (step + 100)
             point = {"time": 0.05 * step, "steps": step, "total_steps": 64 * step, "samples": 2048 * step}
             point |= {"loss": noise, "train_loss": noise, "accuracy": 0.9, "worker_accuracy": spread}
-            kept.metric({**point, "consensus": noise, "exchanges": 32 * step, "bytes_sent": 10**6 * step})
+            run_folder.metric({**point, "consensus": noise, "exchanges": 32 * step, "bytes_sent": 10**6 * step})
         recorder = Recorder(range(64))
         feed(recorder, 64, steps)
         (folder / RECORDING).write_text(json.dumps(recorder.document()))
         began = time.perf_counter()
-        place = Path(name) / "report.html"
-        place.write_text(page(figures([read_run(folder)])), encoding="utf-8")
-        made_s = time.perf_counter() - began
-        opened = f"{open_in_browser(place):.2f} s" if shutil.which("chromium") else "no Chromium here"
-        size = place.stat().st_size / 1e6
-    columns = ["workers", "events each", "page", "to make it", "to open it"]
-    row = ["64", f"{events:,}", f"{size:.2f} MB", f"{made_s:.1f} s", opened]
+        path = Path(name) / "report.html"
+        path.write_text(page(report_document([read_run(folder)])), encoding="utf-8")
+        write_s = time.perf_counter() - began
+        opened = f"{open_in_browser(path):.2f} s" if shutil.which("chromium") else "Chromium is not installed"
+        size = path.stat().st_size / 1e6
+    columns = ["workers", "events each", "page", "to write it", "to open it"]
+    row = ["64", f"{events:,}", f"{size:.2f} MB", f"{write_s:.1f} s", opened]
     return table([dict(zip(columns, row, strict=True))])
 
 
-def open_in_browser(place: Path) -> float:
-    """Seconds until all pictures are drawn; the median of five."""
+def open_in_browser(path: Path) -> float:
+    """Return the seconds until all pictures are drawn; the median of five."""
     from playwright.sync_api import sync_playwright
 
     flags = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
     with sync_playwright() as running:
         browser = running.chromium.launch(executable_path=shutil.which("chromium"), args=flags)
-        taken = []
+        seconds = []
         for _ in range(5):
-            shown = browser.new_page()
+            opened = browser.new_page()
             began = time.perf_counter()
-            shown.goto(place.as_uri())
-            shown.wait_for_selector("html[data-drawn]")
-            taken.append(time.perf_counter() - began)
-            shown.close()
+            opened.goto(path.as_uri())
+            opened.wait_for_selector("html[data-drawn]")
+            seconds.append(time.perf_counter() - began)
+            opened.close()
         browser.close()
-    return statistics.median(taken)
+    return statistics.median(seconds)
 
 
 def main() -> int:

@@ -104,10 +104,10 @@ def test_a_terminal_of_80_columns_can_read_the_table(command, tmp_path):
     (header,) = [line for line in lines if line.startswith("method ")]
     for column in ("time", "accuracy", "workers", "consensus", "sent", "busy"):
         assert column in header
-    assert "Not shown for want of room: exchanges, steps" in " ".join(plain.split())
+    assert "Not shown, the terminal is too narrow: exchanges, steps" in " ".join(plain.split())
     # The live screen appears too.
     assert any(re.match(r"divisible .* 100%  [0-9.]+ s", line) for line in lines)
-    assert any(re.match(r"loss +[0-9.]+ +[▁▂▃▄▅▆▇█]+", line) for line in lines)
+    assert any(re.match(r"train loss +[0-9.]+ +[▁▂▃▄▅▆▇█]+", line) for line in lines)
     assert any(re.match(r" *worker +steps +steps/s +exchanges", line) for line in lines)
 
 

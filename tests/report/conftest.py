@@ -1,6 +1,5 @@
 """Run folders to report on, and their pages in a real browser."""
 
-import json
 import shutil
 from pathlib import Path
 
@@ -10,9 +9,9 @@ from gossamer.cli import main
 
 
 @pytest.fixture(scope="session")
-def kept(tmp_path_factory):
-    """A comparison of three methods in which a worker dies and comes back; not to be changed."""
-    folder = tmp_path_factory.mktemp("runs") / "kept"
+def comparison(tmp_path_factory):
+    """The folder of a comparison of three methods in which a worker dies and joins again; tests must not change it."""
+    folder = tmp_path_factory.mktemp("runs") / "comparison"
     options = (
         "--workers 6 --steps 40 --batch 8 --straggler 1:3 --fail 2@0.5 --join 2@1 --method gossip,a2cid2,allreduce"
     )
@@ -21,17 +20,13 @@ def kept(tmp_path_factory):
 
 
 @pytest.fixture
-def copied(kept, tmp_path):
-    """A copy of one of them, to be spoilt."""
-    return Path(shutil.copytree(kept / "gossip", tmp_path / "copied"))
+def copied(comparison, tmp_path):
+    """A copy of one of its runs, for tests that change it."""
+    return Path(shutil.copytree(comparison / "gossip", tmp_path / "copied"))
 
 
-def change_json(path, **changes):
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
-
-
-class Look:
-    """One page in the browser, and what went wrong on it."""
+class OpenPage:
+    """A page in the browser, with its errors and requests."""
 
     def __init__(self, browser, url, *, width=1200, scheme="light"):
         self.context = browser.new_context(color_scheme=scheme, viewport={"width": width, "height": 900})
@@ -46,30 +41,37 @@ class Look:
     def close(self):
         self.context.close()
 
-    def ask(self, script):
+    def evaluate(self, script):
         return self.page.evaluate(script)
 
-    def curves(self, plot):
-        """What a plot shows: for each trace its type, and the numbers along x and y."""
-        return self.ask(
-            f"document.getElementById('{plot}').data.map(t => ({{type: t.type, name: t.name, mode: t.mode,"
-            " x: Array.from(t.x), y: Array.from(t.y || [])}))"
-        )
+    def text(self, selector):
+        return self.page.locator(selector).text_content()
 
-    def left_the_machine(self):
-        """The requests that went anywhere else."""
+    def texts(self, selector):
+        return self.page.locator(selector).all_text_contents()
+
+    def curves(self, plot):
+        """The curves of a picture by name: lists of x and y."""
+        curves = self.evaluate(f"document.getElementById('{plot}').curves.map(c => [c.name, c.points, c.end])")
+        return {
+            name: ([point["x"] for point in points], [point["y"] for point in points]) for name, points, _ in curves
+        }
+
+    def assert_well(self):
+        """Nothing went wrong, and nothing was loaded from another machine."""
+        assert self.errors == []
         here = ("file:", "data:", "blob:", "http://127.0.0.1:")
-        return [url for url in self.requests if not url.startswith(here)]
+        assert [url for url in self.requests if not url.startswith(here)] == []
 
 
 @pytest.fixture
-def look(browser):
+def open_page(browser):
     opened = []
 
-    def open_page(url, **settings):
-        opened.append(Look(browser, url, **settings))
+    def open_url(url, **settings):
+        opened.append(OpenPage(browser, url, **settings))
         return opened[-1]
 
-    yield open_page
-    for each in opened:
-        each.close()
+    yield open_url
+    for page in opened:
+        page.close()

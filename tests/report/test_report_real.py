@@ -1,4 +1,4 @@
-"""Real workers: what they record agrees with what they report, on one clock, and traces of all join into one."""
+"""Real workers: their recordings agree with the result, are on one clock, and their traces join into one."""
 
 import json
 import os
@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from gossamer.report.figures import figures
+from gossamer.report.document import report_document
 from gossamer.report.runs import read_run
 
 
@@ -30,7 +30,7 @@ def train(folder, *options):
 def test_a_real_run_is_reported(tmp_path, method):
     folder = tmp_path / "run"
     result = train(folder, "--method", method, "--steps", "40", "--straggler", "1:3")
-    (run,) = figures([read_run(folder)])["runs"]
+    (run,) = report_document([read_run(folder)])["runs"]
     assert (run["world"], run["finished"], run["notes"]) == ("process", True, [])
     workers = run["workers"]
     assert workers["ranks"] == [0, 1, 2]
@@ -44,12 +44,12 @@ def test_a_real_run_is_reported(tmp_path, method):
         assert spent["exchange"] > 0
     ages = dict(workers["staleness"]["counts"])
     if method == "overlap":
-        # Who waits for the slow one does so in plain sight.
+        # The fast workers wait for the slow one.
         assert set(ages) == {1}
         assert workers["time"]["wait"][0] > workers["time"]["wait"][1]
     else:
         assert workers["steps"][1] < workers["steps"][0]
-        # Some may be over for one end and lost for the other.
+        # An exchange may have succeeded at one end and failed at the other.
         assert sum(count for _, _, _, count in workers["edges"]) == pytest.approx(result["exchanges"], abs=3)
 
 
@@ -63,7 +63,7 @@ def test_the_traces_of_real_workers_join_into_one(tmp_path):
     slices = [event for event in events if event["ph"] == "X"]
     assert {"compute", "step", "snapshot", "exchange", "merge"} <= {event["name"] for event in slices}
     assert len([event for event in slices if event["name"] == "step"]) == result["total_steps"]
-    # Both ends of an exchange give it the same name, so that arrows lead from one process to the other.
+    # Both members of an exchange give it the same name, so that arrows lead from one process to the other.
     starts, ends = ({event["id"]: event for event in events if event["ph"] == phase} for phase in ("s", "f"))
     matched = starts.keys() & ends.keys()
     assert len(matched) >= 0.9 * len(starts) > 0

@@ -3,20 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from typing import Protocol, TypeVar
 
-from gossamer.cli.output import NOTHING, figure, percent, print_note, print_table, size
-from gossamer.results import Point, Spread
+from gossamer.cli.output import print_note, print_table
+from gossamer.report.formats import NOTHING
+from gossamer.report.summary import COLUMNS, cells, speedup, time_meaning
+from gossamer.results import Point, to_json_data
+
+OPTIONAL = ("exchanges", "steps", "busy", "speed-up", "loss", "workers")
+"""Columns that a narrow terminal leaves out, in this order."""
 
 
 class Outcome(Protocol):
-    """What a run came to, as far as the table shows it."""
+    """The part of a run's result that the table shows."""
 
     @property
     def method(self) -> str: ...
-
-    @property
-    def workers(self) -> int: ...
 
     @property
     def final(self) -> Point: ...
@@ -29,63 +32,30 @@ R = TypeVar("R", bound=Outcome)
 
 
 def show_comparison(
-    title: str, results: Sequence[R], time_words: str, time: Callable[[float], str], whole: Callable[[R], bool]
+    title: str, results: Sequence[R], *, world: str, time_unit: str, has_speed: Callable[[R], bool]
 ) -> None:
-    """One row per run; ``whole``: whether it came to its end, so that its time says something."""
+    """Print one row per run. ``has_speed``: False for a run that diverged or failed, whose pace says nothing."""
     first = results[0]
+    points = [to_json_data(asdict(result.final)) for result in results]
     rows = []
-    for result in results:
-        end = result.final
-        rows.append(
-            [
-                result.method,
-                time(end.time),
-                f"{first.final.time / end.time:.2f}×" if whole(first) and whole(result) else NOTHING,
-                f"{end.steps}",
-                figure(end.loss),
-                percent(end.accuracy),
-                _spread(end.worker_accuracy),
-                figure(end.consensus),
-                f"{end.exchanges}",
-                size(end.bytes_sent / result.workers),
-                f"{100 * end.utilization:.0f}%",
-            ]
-        )
-    # What the task does not have, such as an accuracy, needs no column.
-    shown = [k for k in range(len(COLUMNS)) if any(row[k] != NOTHING for row in rows)]
-    names = [list(COLUMNS)[k] for k in shown]
-    spare = [name for name in SPARE if name in names]
-    left_out = print_table(title, names, [[row[k] for k in shown] for row in rows], numbers=True, spare=spare)
-    meanings = [f"{name}: {COLUMNS[name]}" for name in names if COLUMNS[name] and name not in left_out]
-    not_shown = f". Not shown for want of room: {', '.join(left_out)}" if left_out else ""
+    for result, final in zip(results, points, strict=True):
+        is_comparable = len(results) > 1 and has_speed(first) and has_speed(result)
+        against_first = speedup(points[0], final) if is_comparable else None
+        rows.append({"method": result.method, **cells(final, time_unit, against_first)})
+    # A task without an accuracy needs no column for it.
+    columns = [name for name in rows[0] if any(row[name] != NOTHING for row in rows)]
+    optional = [name for name in OPTIONAL if name in columns]
+    table = [[row[name] for name in columns] for row in rows]
+    left_out = print_table(title, columns, table, numbers=True, optional=optional)
+    clock = time_meaning({world}, {time_unit})
+    meanings = [
+        f"{name}: {COLUMNS[name].format(time=clock, first=first.method)}"
+        for name in columns
+        if name in COLUMNS and name not in left_out
+    ]
+    not_shown = f". Not shown, the terminal is too narrow: {', '.join(left_out)}" if left_out else ""
     print()
-    print_note("; ".join(meanings).format(time=time_words, first=first.method) + not_shown + ".")
+    print_note("; ".join(meanings) + not_shown + ".")
     for result in results:
-        for events in result.events:
-            print(f"{result.method}: {events}")
-
-
-COLUMNS = {
-    "method": "",
-    "time": "{time}",
-    "speed": "against {first}",
-    "steps": "per worker",
-    "loss": "of the averaged model on the test set",
-    "accuracy": "of the same",
-    "workers": "accuracy of their own models",
-    "consensus": "how far the models are apart",
-    "exchanges": "averagings, of two workers or of many",
-    "sent": "per worker",
-    "busy": "share of the time not spent waiting",
-}
-"""The columns of the closing table, and what they mean."""
-
-SPARE = ("exchanges", "steps", "busy", "speed", "loss", "workers")
-"""What a narrow terminal can do without, the first first."""
-
-
-def _spread(spread: Spread) -> str:
-    if spread.min is None or spread.max is None:
-        return NOTHING
-    least, most = percent(spread.min), percent(spread.max)
-    return least if least == most else f"{least.removesuffix('%')}–{most}"
+        for event in result.events:
+            print(f"{result.method}: {event}")

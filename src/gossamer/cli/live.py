@@ -1,7 +1,8 @@
-"""A run while it goes on: one calm screen on a terminal, plain lines elsewhere. On standard error."""
+"""Shows a run while it trains, on standard error: one screen on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
+import math
 import sys
 import time
 from collections.abc import Callable
@@ -13,54 +14,53 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from gossamer.cli.output import counted, duration, figure, percent
+from gossamer.report.formats import counted, duration, figure, percent, run_time
 from gossamer.report.view import TRAINING, UNUSUAL, View, WorkerRow
 
 SECONDS_BETWEEN_LINES = 5.0
 SECONDS_BETWEEN_SCREENS = 0.2
 
-MOST_ROWS = 16
-"""Workers that have a row of their own on the screen, if it is high enough."""
+MAX_ROWS = 16
+"""Workers that have a row on the screen, if it is high enough."""
 
 OTHER_LINES = 9
-"""Lines of the screen that are not workers."""
+"""Lines of the screen that are not rows of workers."""
 
 BARS = "▁▂▃▄▅▆▇█"
-SPARKS = 32
-"""Letters of a sparkline."""
+SPARKLINE_LENGTH = 32
+"""Characters of a sparkline."""
 
 STYLES = {"gone": "red", "failed": "red", "silent": "yellow", "slow": "yellow", "waiting": "dim"}
 
 
-class Course:
-    """How a figure went, in a bounded number of values: the more there were, the more of them each stands for."""
+class Sparkline:
+    """The course of a figure in a bounded number of means: the more values, the more of them each mean stands for."""
 
     def __init__(self) -> None:
         self.means: list[float] = []
-        self._each, self._sum, self._count = 1, 0.0, 0
+        self._values_per_mean, self._sum, self._count = 1, 0.0, 0
 
     def add(self, value: float | None) -> None:
-        if value is None or value != value or value in (float("inf"), float("-inf")):
+        if value is None or not math.isfinite(value):
             return
         self._sum, self._count = self._sum + value, self._count + 1
-        if self._count == self._each:
+        if self._count == self._values_per_mean:
             self.means.append(self._sum / self._count)
             self._sum, self._count = 0.0, 0
-        if len(self.means) == 2 * SPARKS:
+        if len(self.means) == 2 * SPARKLINE_LENGTH:
             self.means = [(a + b) / 2 for a, b in zip(self.means[::2], self.means[1::2], strict=True)]
-            self._each *= 2
+            self._values_per_mean *= 2
 
-    def spark(self) -> str:
-        """The course as a line of bars."""
-        shown = self.means if len(self.means) <= SPARKS else self.means[-SPARKS:]
-        if len(self.means) > SPARKS:
-            at = [k * len(self.means) // SPARKS for k in range(SPARKS)]
-            shown = [self.means[k] for k in at]
+    def text(self) -> str:
+        """Return the course as a line of bars."""
+        shown = self.means
+        if len(shown) > SPARKLINE_LENGTH:
+            shown = [shown[k * len(shown) // SPARKLINE_LENGTH] for k in range(SPARKLINE_LENGTH)]
         if not shown:
             return ""
-        least, most = min(shown), max(shown)
-        scale = (len(BARS) - 1) / (most - least) if most > least else 0.0
-        return "".join(BARS[round((value - least) * scale)] for value in shown)
+        lowest, highest = min(shown), max(shown)
+        scale = (len(BARS) - 1) / (highest - lowest) if highest > lowest else 0.0
+        return "".join(BARS[round((value - lowest) * scale)] for value in shown)
 
 
 class LiveView:
@@ -69,10 +69,10 @@ class LiveView:
     def __init__(self, name: str, quiet: bool) -> None:
         self.name, self.quiet = name, quiet
         self._live: Live | None = None
-        self._shown = 0.0
-        self._newest: View | Callable[[], View] | None = None
-        """What has not been shown yet."""
-        self._loss, self._consensus = Course(), Course()
+        self._shown_at = 0.0
+        self._pending: View | Callable[[], View] | None = None
+        """The newest view, as long as it has not been shown."""
+        self._train_loss, self._consensus = Sparkline(), Sparkline()
         self._accuracy: float | None = None
 
     def __enter__(self) -> LiveView:
@@ -80,114 +80,115 @@ class LiveView:
             console = Console(stderr=True, highlight=False)
             self._live = Live(console=console, auto_refresh=False, transient=True)
             self._live.start()
-        # A screen at once; lines only where it takes a while.
-        self._shown = 0.0 if self._live is not None else time.monotonic()
+        # The screen appears at once; lines only if the run takes a while.
+        self._shown_at = 0.0 if self._live is not None else time.monotonic()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._newest is not None and error is None:
-            self._draw(self._newest)
+        if self._pending is not None and error is None:
+            self._draw(self._pending)
         if self._live is not None:
             self._live.stop()
 
     def show(self, view: View | Callable[[], View], events: list[str]) -> None:
-        """The run is this far, and this is new; the view is made only when it is shown."""
-        for item in events:
-            self.say(item)
+        """Show the newest state and new events; a view given as a function is built only if it is shown."""
+        for event in events:
+            self.say(event)
         if self.quiet:
             return
-        self._newest = view
-        between = SECONDS_BETWEEN_LINES if self._live is None else SECONDS_BETWEEN_SCREENS
-        if time.monotonic() - self._shown >= between:
+        self._pending = view
+        interval_s = SECONDS_BETWEEN_LINES if self._live is None else SECONDS_BETWEEN_SCREENS
+        if time.monotonic() - self._shown_at >= interval_s:
             self._draw(view)
 
     def _draw(self, view: View | Callable[[], View]) -> None:
-        self._shown, self._newest = time.monotonic(), None
-        made = view if isinstance(view, View) else view()
+        self._shown_at, self._pending = time.monotonic(), None
+        view = view if isinstance(view, View) else view()
         if self._live is None:
-            print(f"{self.name}: {line(made)}", file=sys.stderr, flush=True)
+            print(f"{self.name}: {line(view)}", file=sys.stderr, flush=True)
             return
-        # Taken only now and then.
-        self._accuracy = made.accuracy if made.accuracy is not None else self._accuracy
-        self._loss.add(made.train_loss)
-        self._consensus.add(made.consensus)
-        self._live.update(self._screen(made, self._live.console), refresh=True)
+        # Most views have none: evaluations are rare.
+        self._accuracy = view.accuracy if view.accuracy is not None else self._accuracy
+        self._train_loss.add(view.train_loss)
+        self._consensus.add(view.consensus)
+        self._live.update(self._screen(view, self._live.console), refresh=True)
 
-    def say(self, events: str) -> None:
-        """Something happened that the person should know."""
+    def say(self, event: str) -> None:
+        """Print an event above the screen, or as a line."""
         if self._live is not None:
-            self._live.console.print(f"{self.name}: {events}", markup=False)
+            self._live.console.print(f"{self.name}: {event}", markup=False)
         elif not self.quiet:
-            print(f"{self.name}: {events}", file=sys.stderr, flush=True)
+            print(f"{self.name}: {event}", file=sys.stderr, flush=True)
 
     def _screen(self, view: View, console: Console) -> RenderableType:
         head = Table.grid(padding=(0, 2))
-        left = f"{_rounded(view.left_s)} left" if view.left_s is not None and view.share < 1 else ""
         bar = ProgressBar(total=1.0, completed=view.share, width=max(8, min(32, console.width - 48)))
-        head.add_row(Text(self.name, style="bold"), bar, f"{100 * view.share:.0f}%", moment(view), left)
+        now = run_time(view.time, view.time_unit)
+        head.add_row(Text(self.name, style="bold"), bar, f"{100 * view.share:.0f}%", now, time_left(view))
         curves = Table.grid(padding=(0, 2))
-        for name, value, course in (
-            ("loss", view.train_loss, self._loss),
+        for name, value, sparkline in (
+            ("train loss", view.train_loss, self._train_loss),
             ("consensus", view.consensus, self._consensus),
         ):
             if value is not None:
-                curves.add_row(name, figure(value), "" if console.options.ascii_only else course.spark())
+                curves.add_row(name, figure(value), "" if console.options.ascii_only else sparkline.text())
         if self._accuracy is not None:
             curves.add_row("accuracy", percent(self._accuracy), "")
-        return Group(head, curves, *_workers(view, max(3, min(MOST_ROWS, console.height - OTHER_LINES))))
+        if view.worker_accuracy is not None:
+            curves.add_row("workers", percent(view.worker_accuracy), "mean accuracy of their own models")
+        return Group(head, curves, *_workers(view, max(3, min(MAX_ROWS, console.height - OTHER_LINES))))
 
 
 def line(view: View) -> str:
-    """How far the run is, in one plain line."""
+    """Return the progress of the run in one plain line."""
     if view.rows and all(row.state == "starting" for row in view.rows):
         return f"{counted(len(view.rows), 'worker')} starting"
-    parts = [f"{100 * view.share:.0f}%", f"time {moment(view)}"]
+    parts = [f"{100 * view.share:.0f}%", f"time {run_time(view.time, view.time_unit)}"]
     if view.train_loss is not None:
-        parts.append(f"loss {view.train_loss:.3g}")
+        parts.append(f"train loss {view.train_loss:.3g}")
     if view.accuracy is not None:
         parts.append(f"accuracy {percent(view.accuracy)}")
+    if view.worker_accuracy is not None:
+        parts.append(f"workers' accuracy {percent(view.worker_accuracy)}")
     if view.consensus is not None:
         parts.append(f"consensus {view.consensus:.2g}")
     parts += [f"worker {row.rank} {row.state}" for row in view.rows if row.state in UNUSUAL][:4]
-    if view.left_s is not None and view.share < 1:
-        parts.append(f"{_rounded(view.left_s)} left")
-    return "  ".join(parts)
+    return "  ".join([*parts, *filter(None, [time_left(view)])])
 
 
-def moment(view: View) -> str:
-    return duration(view.time) if view.time_unit == "s" else f"{view.time:.4g}"
+def time_left(view: View) -> str:
+    """``60 s left``; empty if there is no estimate."""
+    if view.left_s is None or view.share >= 1:
+        return ""
+    return f"{round(view.left_s)} s left" if view.left_s < 120 else f"{duration(view.left_s)} left"
 
 
-def _rounded(seconds: float) -> str:
-    return f"{round(seconds)} s" if seconds < 120 else duration(seconds)
-
-
-def _workers(view: View, most: int) -> list[RenderableType]:
-    """A row for each worker; where they are many, for those that have something to say and the slowest."""
+def _workers(view: View, max_rows: int) -> list[RenderableType]:
+    """A row for each worker; of many workers, for those in unusual states and the slowest."""
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="dim")
     unit = "s" if view.time_unit == "s" else "unit"
-    with_loss = any(row.loss is not None for row in view.rows)
-    for column in ("worker", "steps", f"steps/{unit}", *(("loss",) if with_loss else ()), "exchanges"):
+    with_loss = any(row.train_loss is not None for row in view.rows)
+    for column in ("worker", "steps", f"steps/{unit}", *(("train loss",) if with_loss else ()), "exchanges"):
         table.add_column(column, justify="right")
     table.add_column("")
-    rows = view.rows if len(view.rows) <= most else most_telling(view.rows, most - 1)
+    rows = view.rows if len(view.rows) <= max_rows else most_notable(view.rows, max_rows - 1)
     for row in rows:
-        loss = (figure(row.loss),) if with_loss else ()
-        said = "" if row.state == TRAINING else row.state
-        cells = (str(row.rank), str(row.steps), f"{row.speed:.3g}", *loss, str(row.exchanges), said)
+        loss = (figure(row.train_loss),) if with_loss else ()
+        state = "" if row.state == TRAINING else row.state
+        cells = (str(row.rank), str(row.steps), f"{row.speed:.3g}", *loss, str(row.exchanges), state)
         table.add_row(*cells, style=STYLES.get(row.state, ""))
     shown = {row.rank for row in rows}
     others = [row for row in view.rows if row.rank not in shown]
     if not others:
         return [table]
     speeds, exchanges = [row.speed for row in others], [row.exchanges for row in others]
-    summed = f"{len(others)} more: {min(speeds):.3g}–{max(speeds):.3g} steps/{unit}, {sum(exchanges)} exchanges"
-    return [table, Text(summed, style="dim")]
+    total = f"{len(others)} more: {min(speeds):.3g}–{max(speeds):.3g} steps/{unit}, {sum(exchanges)} exchanges"
+    return [table, Text(total, style="dim")]
 
 
-def most_telling(rows: list[WorkerRow], most: int) -> list[WorkerRow]:
-    """Those with something to say first, then the slowest, in the order of their ranks."""
-    chosen = sorted(rows, key=lambda row: (row.state not in UNUSUAL, row.steps))[:most]
+def most_notable(rows: list[WorkerRow], max_rows: int) -> list[WorkerRow]:
+    """Choose workers in unusual states first, then the slowest; return them in the order of their ranks."""
+    chosen = sorted(rows, key=lambda row: (row.state not in UNUSUAL, row.steps))[:max_rows]
     return sorted(chosen, key=lambda row: row.rank)

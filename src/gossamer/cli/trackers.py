@@ -11,8 +11,7 @@ from types import TracebackType
 from gossamer.errors import InputError
 from gossamer.recording import Recorder
 from gossamer.recording.trace import TraceFile, join
-from gossamer.report.tensorboard import TensorBoard
-from gossamer.report.tracking import Tracker, load_tracker, scalars
+from gossamer.report.tracking import TensorBoard, Tracker, load_tracker, scalars
 from gossamer.results import Point, WorkerPoint
 from gossamer.runfolder import TRACE, WORKERS
 

@@ -2,8 +2,8 @@
 
 Each worker is a process of the trace. Its tracks (threads of the format) hold its steps, its snapshots and merges, and
 its exchanges: one track, or more where several exchanges are in flight at once. Arrows lead from the sender of a vector
-to its receiver. Times are microseconds since ``baseTimeNanoseconds``, as in the torch profiler's traces, so that the two
-can be joined (``join``). The file is complete after every write, so that a killed run leaves one that opens.
+to its receiver. Times are microseconds since ``baseTimeNanoseconds``, as in the torch profiler's traces, which ``join``
+puts on the same axis. The file is complete after every write, so that a killed run leaves one that opens.
 """
 
 from __future__ import annotations

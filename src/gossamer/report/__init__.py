@@ -1,1 +1,1 @@
-"""Pictures of a run: the page, TensorBoard, and whatever tracker a person has."""
+"""Reports of a run: the page, the summary that the terminal shows too, TensorBoard and other trackers."""

@@ -1,9 +1,9 @@
 """The consensus distance that the spectrum of a run's topology predicts.
 
-Without gradients nothing is fitted: the disagreement at the start shrinks as ``topology.disagreement`` says. With them,
-the size of what the gradients add is one unknown number: it is chosen so that prediction and run agree on average over
-the second half of the run. That it goes with the square of the learning rate, how quickly it piles up, and where it
-levels off then comes from the spectrum alone.
+Without gradients nothing is fitted: the initial disagreement shrinks as ``topology.disagreement`` says. With gradients,
+the variance that they add is one unknown number, chosen so that prediction and run agree on average over the second
+half of the run. Its dependence on the square of the learning rate, how quickly it accumulates, and where it levels off
+follow from the spectrum alone.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from gossamer.settings import from_values
 from gossamer.topology import Topology, build
 from gossamer.topology.disagreement import MAX_TRAJECTORY_WORKERS
 
-GRID = 240
-"""Moments for which a prediction is made."""
+NUM_INTERVALS = 240
+"""Intervals between the points of a prediction."""
 
 
 def find_topology(config: Mapping[str, Any]) -> Topology | None:
-    """The topology of a run, if it can still be made: an edge-list file may be gone."""
+    """Build the topology of a run; None if that is not possible any more: its edge-list file may be gone."""
     try:
         return build(
             config["topology"], workers=config["workers"], seed=config["seed"], nodes=config.get("nodes") or None
@@ -34,33 +34,33 @@ def find_topology(config: Mapping[str, Any]) -> Topology | None:
         return None
 
 
-def predicted(
+def predict_consensus(
     config: Mapping[str, Any], topology: Topology | None, points: Sequence[Mapping[str, Any]]
 ) -> dict[str, list[float]] | None:
-    """Time and consensus distance, as predicted; None where the spectrum says nothing."""
+    """Return times and predicted consensus distances; None where the spectrum predicts nothing."""
     method = _method(config, topology)
     disagreement = method.disagreement() if method is not None else None
-    seen = [point for point in points if point.get("consensus") is not None]
-    if disagreement is None or topology is None or not 1 < topology.workers <= MAX_TRAJECTORY_WORKERS or len(seen) < 3:
+    measured = [point for point in points if point.get("consensus") is not None]
+    if disagreement is None or topology is None or len(measured) < 3:
         return None
-    steps = np.array([point["total_steps"] / topology.workers for point in seen])
-    squares = np.array([point["consensus"] for point in seen]) ** 2
-    last = seen[-1]
-    if steps[-1] <= 0 or not np.isfinite(squares).all():
+    steps = np.array([point["total_steps"] / topology.workers for point in measured])
+    squares = np.array([point["consensus"] for point in measured]) ** 2
+    last = measured[-1]
+    if not 1 < topology.workers <= MAX_TRAJECTORY_WORKERS or steps[-1] <= 0 or not np.isfinite(squares).all():
         return None
-    grid = np.linspace(0.0, steps[-1], GRID + 1)
+    grid = np.linspace(0.0, steps[-1], NUM_INTERVALS + 1)
     schedule = make_schedule(config["schedule"], config["steps"], config["lr_warmup"])
     noise = np.array([schedule(int(step)) ** 2 for step in grid[:-1]])
-    left, piled = disagreement.trajectory(grid, noise, _pace(method, last))
-    course = squares[0] * left
+    remaining, accumulated = disagreement.trajectory(grid, noise, _rate_scale(method, last))
+    trajectory = squares[0] * remaining
     if last.get("samples"):
-        later = (steps >= steps[-1] / 2) & (squares > 0)
-        gained = np.interp(steps[later], grid, piled)
-        if not later.any() or not (gained > 0).all():
+        second_half = (steps >= steps[-1] / 2) & (squares > 0)
+        unit_noise = np.interp(steps[second_half], grid, accumulated)
+        if not second_half.any() or not (unit_noise > 0).all():
             return None
-        course = course + np.exp(np.mean(np.log(squares[later] / gained))) * piled
-    moments = np.interp(grid, steps, [point["time"] for point in seen])
-    return {"time": moments.tolist(), "value": np.sqrt(np.maximum(course, 0.0)).tolist()}
+        trajectory = trajectory + np.exp(np.mean(np.log(squares[second_half] / unit_noise))) * accumulated
+    times = np.interp(grid, steps, [point["time"] for point in measured])
+    return {"time": times.tolist(), "value": np.sqrt(np.maximum(trajectory, 0.0)).tolist()}
 
 
 def _method(config: Mapping[str, Any], topology: Topology | None) -> Method | None:
@@ -70,8 +70,8 @@ def _method(config: Mapping[str, Any], topology: Topology | None) -> Method | No
     return kind(from_values(kind.Config, config), topology)
 
 
-def _pace(method: Method | None, last: Mapping[str, Any]) -> float:
-    """Exchanges that took place, against those that the method wanted."""
+def _rate_scale(method: Method | None, last: Mapping[str, Any]) -> float:
+    """The achieved exchange rate over the configured one."""
     rate = getattr(method, "rate", None)
     if not rate or not last.get("total_steps"):
         return 1.0

@@ -1,8 +1,7 @@
-"""Recordings, read back: of a virtual run all in one, of real workers one each, put together on one time axis."""
+"""Reads the recordings of a run: one of a virtual cluster, or one per real worker, joined on one time axis."""
 
 from __future__ import annotations
 
-import base64
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,47 +10,39 @@ from typing import Any
 import numpy as np
 
 from gossamer.recording import KINDS
-from gossamer.recording.timeline import MOST_BINS
+from gossamer.recording.timeline import MAX_BINS, pack, unpack
 from gossamer.runfolder import RECORDING, WORKERS
 
-SILENT_S = 5.0
-"""A worker that has written nothing for so long, and has not said that it ended, is dead."""
+SILENCE_OF_DEAD_S = 5.0
+"""A worker that wrote nothing for longer than this, without having finished, is dead."""
 
 
 def read_recording(folder: Path, notes: list[str]) -> dict[str, Any] | None:
-    """What the workers of a run did; None if that was not recorded."""
-    found = []
-    paths = [folder / RECORDING, *sorted((folder / WORKERS).glob(f"*.{RECORDING}"))]
-    for path in paths:
+    """Return what the workers of a run did; None if that was not recorded. Files that cannot be read become notes."""
+    recordings = []
+    for path in (folder / RECORDING, *sorted((folder / WORKERS).glob(f"*.{RECORDING}"))):
         if not path.is_file():
             continue
         try:
             recording = json.loads(path.read_text(encoding="utf-8"))
             _check(recording)
-            found.append(recording)
+            recordings.append(recording)
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             notes.append(f"{path.relative_to(folder)} could not be read and is left out")
-    return joined(found) if found else None
+    return join_recordings(recordings) if recordings else None
 
 
 def _check(recording: dict[str, Any]) -> None:
-    rows, bins = len(recording["workers"]), recording["timeline"]["bins"]
-    if len(recording["steps"]) != rows or set(recording["time"]) != set(KINDS):
+    if len(recording["steps"]) != len(recording["workers"]) or set(recording["time"]) != set(KINDS):
         raise ValueError
     for kind in KINDS:
-        unpacked(recording, kind).reshape(rows, bins)
+        unpack(recording, kind)
 
 
-def unpacked(recording: dict[str, Any], kind: str) -> np.ndarray:
-    """The shares of a timeline in 255ths: workers × bins."""
-    shape = len(recording["workers"]), int(recording["timeline"]["bins"])
-    return np.frombuffer(base64.b64decode(recording["timeline"]["shares"][kind]), np.uint8).reshape(shape)
+def join_recordings(recordings: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Join recordings of different workers, or of one worker before and after its restart.
 
-
-def joined(recordings: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Recordings of different workers, or of one before and after it was started again, as one.
-
-    Their times count from the same moment. A worker that stopped writing without a last word is dead since then.
+    Their times count from the same moment. A worker that stopped writing without having finished is dead since then.
     """
     if len(recordings) == 1:
         return recordings[0]
@@ -69,16 +60,16 @@ def joined(recordings: Sequence[dict[str, Any]]) -> dict[str, Any]:
             means[row[rank]] = recording["staleness"]["worker_mean"][k]
             for kind in KINDS:
                 times[kind][row[rank]] += recording["time"][kind][k]
-        for age, count in recording["staleness"]["counts"]:
-            counts[age] = counts.get(age, 0) + count
+        for staleness, count in recording["staleness"]["counts"]:
+            counts[staleness] = counts.get(staleness, 0) + count
         for a, b, sent_bytes, exchanges in recording["edges"]:
-            known = edges.setdefault((a, b), [0, 0])
-            known[0] += sent_bytes
-            # Both ends tell of the same exchanges, each of what it sent.
-            known[1] = max(known[1], exchanges)
-    silent = _silent(ordered, until)
-    for rank, since in silent.items():
-        times["dead"][row[rank]] += until - since
+            edge = edges.setdefault((a, b), [0, 0])
+            edge[0] += sent_bytes
+            # Both ends record the same exchanges, each with the bytes that it sent.
+            edge[1] = max(edge[1], exchanges)
+    dead_since = {row[rank]: since for rank, since in _dead_since(ordered, until).items()}
+    for k, since in dead_since.items():
+        times["dead"][k] += until - since
     return {
         "format": ordered[0]["format"],
         "workers": ranks,
@@ -86,46 +77,45 @@ def joined(recordings: Sequence[dict[str, Any]]) -> dict[str, Any]:
         "steps": steps,
         "time": times,
         "staleness": {
-            "counts": [[age, counts[age]] for age in sorted(counts)],
+            "counts": [[staleness, counts[staleness]] for staleness in sorted(counts)],
             "worker_mean": means,
             "max": max(recording["staleness"]["max"] for recording in ordered),
         },
         "edges": sorted(([a, b, *sums] for (a, b), sums in edges.items()), key=lambda edge: (-edge[2], edge[:2])),
         "other_bytes": sum(recording["other_bytes"] for recording in ordered),
-        "timeline": _joined_timeline(ordered, row, {row[rank]: since for rank, since in silent.items()}, until),
-        "events": sorted((item for recording in ordered for item in recording["events"]), key=lambda item: item[0]),
+        "timeline": _join_timelines(ordered, row, dead_since, until),
+        "events": sorted((event for recording in ordered for event in recording["events"]), key=lambda event: event[0]),
     }
 
 
-def _silent(recordings: Sequence[dict[str, Any]], until: float) -> dict[int, float]:
-    """Since when a worker is dead, of those that are."""
+def _dead_since(recordings: Sequence[dict[str, Any]], until: float) -> dict[int, float]:
+    """The ranks of dead workers, and the time of their last recording."""
     newest = {recording["workers"][0]: recording for recording in recordings}
     return {
         rank: recording["until"]
         for rank, recording in newest.items()
-        if recording.get("ended") is False and until - recording["until"] > SILENT_S
+        if recording.get("ended") is False and until - recording["until"] > SILENCE_OF_DEAD_S
     }
 
 
-def _joined_timeline(
-    recordings: Sequence[dict[str, Any]], row: dict[int, int], silent: dict[int, float], until: float
+def _join_timelines(
+    recordings: Sequence[dict[str, Any]], row: dict[int, int], dead_since: dict[int, float], until: float
 ) -> dict[str, Any]:
-    """On the widest bins; since widths are nested, bins of the others go into them whole."""
+    """Join on the widest bins; since bins are nested, each narrower one lies within one of them."""
     width = max(recording["timeline"]["width"] for recording in recordings)
-    bins = min(MOST_BINS, int(np.ceil(until / width)))
+    bins = min(MAX_BINS, int(np.ceil(until / width)))
     shares = {}
     for kind in KINDS:
-        sums = np.zeros((len(row), bins))
+        levels = np.zeros((len(row), bins))
         for recording in recordings:
-            levels = unpacked(recording, kind).astype(np.float64)
+            narrow = unpack(recording, kind).astype(np.float64)
             factor = round(width / recording["timeline"]["width"])
-            padded = np.zeros((len(levels), bins * factor))
-            padded[:, : levels.shape[1]] = levels[:, : bins * factor]
-            sums[[row[rank] for rank in recording["workers"]]] += padded.reshape(len(levels), bins, factor).mean(axis=2)
+            padded = np.zeros((len(narrow), bins * factor))
+            padded[:, : narrow.shape[1]] = narrow[:, : bins * factor]
+            levels[[row[rank] for rank in recording["workers"]]] += padded.reshape(-1, bins, factor).mean(axis=2)
         if kind == "dead":
             ends = np.arange(1, bins + 1) * width
-            for k, since in silent.items():
-                sums[k] += 255 * np.clip((np.minimum(ends, until) - since) / width, 0, 1)
-        packed = np.rint(np.clip(sums, 0, 255)).astype(np.uint8)
-        shares[kind] = base64.b64encode(packed.tobytes()).decode()
+            for k, since in dead_since.items():
+                levels[k] += 255 * np.clip((np.minimum(ends, until) - since) / width, 0, 1)
+        shares[kind] = pack(levels)
     return {"width": width, "bins": bins, "shares": shares}

@@ -1,4 +1,4 @@
-"""Run folders, read back: whole ones, and those of runs that go on or were killed, as far as they got."""
+"""Reads run folders: of finished runs, and of runs that are still going or were killed."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ EXPECTED = "expected a folder that gossamer simulate or train has written with -
 
 
 @dataclass(frozen=True)
-class KeptRun:
-    """What a run folder holds."""
+class StoredRun:
+    """The contents of a run folder."""
 
     path: Path
     about: dict[str, Any]
@@ -29,54 +29,77 @@ class KeptRun:
     """None while the run goes on, or if it was killed."""
     recording: dict[str, Any] | None
     notes: list[str]
-    """What a reader should know about how whole it is."""
+    """What a reader should know about how complete the run is."""
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended, by itself or stopped by hand."""
+        return self.summary is not None
+
+    @property
+    def final(self) -> dict[str, Any]:
+        """The last figures: the summary, or the newest point of a run without one; empty before the first point."""
+        return self.summary or (self.points[-1] if self.points else {})
+
+    @property
+    def time_unit(self) -> str:
+        """``s``, or ``gradients`` (per worker) on the ideal clock."""
+        return str(self.about.get("time_unit", "s"))
+
+    @property
+    def problem(self) -> str:
+        """How the run went wrong; empty if it did not."""
+        if self.final.get("diverged"):
+            where = self.final["diverged"]
+            return f"diverged: the loss of worker {where['worker']} was not finite at its step {where['step']}"
+        if self.final.get("failed"):
+            return f"failed: {self.final['failed']}"
+        return ""
 
 
 def find_runs(path: Path) -> list[Path]:
-    """The run folders that ``path`` stands for: itself, or those of a comparison in it."""
+    """Return the run folders that ``path`` stands for: itself, or those of a comparison in it."""
     if not path.exists():
-        raise InputError(f"{path} is not there: {EXPECTED}")
+        raise InputError(f"{path} does not exist: {EXPECTED}")
     if not path.is_dir():
         raise InputError(f"{path} is a file: {EXPECTED}")
     if (path / RUN).is_file():
         return [path]
-    found = sorted(child for child in path.iterdir() if (child / RUN).is_file())
-    if not found:
-        raise InputError(f"{path} is not the folder of a run: there is no {RUN} in it; {EXPECTED}")
+    folders = [child for child in sorted(path.iterdir()) if (child / RUN).is_file()]
+    if not folders:
+        raise InputError(f"{path} is not the folder of a run: it contains no {RUN}; {EXPECTED}")
     # In the order in which they ran.
-    return sorted(found, key=lambda child: str(_about(child).get("started", "")) or child.name)
+    return sorted(folders, key=lambda child: str(_read_about(child).get("started", "")) or child.name)
 
 
-def read_run(path: Path) -> KeptRun:
-    """Everything in a run folder."""
-    about = _about(path)
+def read_run(path: Path) -> StoredRun:
+    """Read everything in a run folder."""
+    about = _read_about(path)
     try:
         config = tomllib.loads((path / CONFIG).read_text(encoding="utf-8"))
     except FileNotFoundError:
         config = {}
     except (OSError, ValueError) as error:
         raise InputError(f"{path / CONFIG} cannot be read ({error}): was it changed by hand?") from None
-    points, broken = _points(path / METRICS)
+    points, num_broken = _read_points(path / METRICS)
     notes = []
-    if broken:
-        notes.append(f"{broken} of {len(points) + broken} lines of {METRICS} could not be read and are left out")
-    summary = _json(path / SUMMARY)
-    recording = read_recording(path, notes)
-    if summary is None:
-        got = (
-            f"as far as it got: step {points[-1]['steps']} of {config.get('steps', '?')}" if points else "at its start"
-        )
-        notes.append(f"not finished: it goes on, or was killed. Shown {got}")
-    elif summary.get("interrupted"):
-        notes.append(f"stopped by hand at step {summary.get('steps')} of {config.get('steps', '?')}")
-    if summary is not None and summary.get("diverged"):
-        where = summary["diverged"]
-        notes.append(f"diverged: the loss of worker {where['worker']} was not finite at its step {where['step']}")
-    return KeptRun(path, about, config, points, summary, recording, notes)
+    if num_broken:
+        num_lines = len(points) + num_broken
+        notes.append(f"{num_broken} of {num_lines} lines of {METRICS} could not be read and are left out")
+    run = StoredRun(path, about, config, points, _read_json(path / SUMMARY), read_recording(path, notes), notes)
+    goal = config.get("steps", "?")
+    if not run.finished:
+        progress = f"step {points[-1]['steps']} of {goal}" if points else "its start"
+        notes.append(f"not finished: it is still running, or was killed; shown up to {progress}")
+    elif run.final.get("interrupted"):
+        notes.append(f"stopped by hand at step {run.final.get('steps')} of {goal}")
+    if run.problem:
+        notes.append(run.problem)
+    return run
 
 
-def _about(path: Path) -> dict[str, Any]:
-    about = _json(path / RUN)
+def _read_about(path: Path) -> dict[str, Any]:
+    about = _read_json(path / RUN)
     if not isinstance(about, dict) or not isinstance(about.get("format"), int):
         raise InputError(f"{path / RUN} is not what gossamer writes there: {EXPECTED}")
     if about["format"] > FORMAT:
@@ -87,8 +110,8 @@ def _about(path: Path) -> dict[str, Any]:
     return about
 
 
-def _json(path: Path) -> Any:
-    """What a JSON file holds; None if it is not there."""
+def _read_json(path: Path) -> Any:
+    """Return the contents of a JSON file; None if it does not exist."""
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -97,19 +120,19 @@ def _json(path: Path) -> Any:
         raise InputError(f"{path} cannot be read ({error}): was it changed by hand?") from None
 
 
-def _points(path: Path) -> tuple[list[dict[str, Any]], int]:
-    """The points of the history, and how many lines could not be read; the last may be half written."""
+def _read_points(path: Path) -> tuple[list[dict[str, Any]], int]:
+    """Return the points of the history, and the number of unreadable lines; the last line may be half written."""
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     except FileNotFoundError:
         return [], 0
     except OSError as error:
         raise InputError(f"{path} cannot be read: {error.strerror}") from None
-    points, broken = [], 0
+    points, num_broken = [], 0
     for number, line in enumerate(lines, start=1):
         try:
             point = json.loads(line)
             points.append({**point, "steps": int(point["steps"]), "time": float(point["time"])})
         except (ValueError, TypeError, KeyError):
-            broken += number < len(lines)
-    return points, broken
+            num_broken += number < len(lines)
+    return points, num_broken

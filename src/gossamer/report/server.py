@@ -1,8 +1,8 @@
-"""The page of a run that goes on, served on this machine.
+"""Serves the page of a run that is still going.
 
-It answers for three kinds of paths and no others: the page, the figures behind it, and the files of the run by their
-names, which are looked up in a list, never on the disk. As long as it listens to this machine only, it also refuses
-requests that were addressed to another name, so that a page of somebody else's in the same browser cannot read it.
+It answers requests for the page, for the document behind it, and for the files of the run. Files are looked up by name
+in a list, never on the disk. As long as it listens on a loopback address only, it also refuses requests that were
+addressed to another host name, so that a foreign page in the same browser cannot read it (DNS rebinding).
 """
 
 from __future__ import annotations
@@ -20,71 +20,71 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from gossamer.errors import InputError
-from gossamer.report.figures import figures
+from gossamer.report.document import report_document
 from gossamer.report.page import page
 from gossamer.report.runs import find_runs, read_run
 from gossamer.runfolder import CONFIG, METRICS, MODEL, RECORDING, RUN, SUMMARY, TRACE
 
 FILES = (RUN, CONFIG, METRICS, RECORDING, SUMMARY, TRACE, MODEL)
+FILES_PREFIX = "/files/"
 
-SHARE = 0.1
-"""Of the time that may be spent on reading the run again."""
+MAX_READING_SHARE = 0.1
+"""Share of the time that may be spent on reading the run again."""
 
 
-class Watched:
-    """A run, or a comparison of several, as it is now."""
+class LiveReport:
+    """The document of a run, or of a comparison of several, that follows the files in their folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self._lock = threading.Lock()
         self._signature: Any = None
         self._document: dict[str, Any] = {}
-        self._not_before = 0.0
+        self._next_read = 0.0
         self.document()
 
     def files(self) -> dict[str, Path]:
-        """The files that may be served, by the names under which they are."""
-        found = {}
+        """Return the files that may be served, by their names in URLs."""
+        by_name = {}
         for run in find_runs(self.folder):
             for name in FILES:
                 path = run / name
-                # Not what a link would lead to.
+                # A link could lead out of the folder.
                 if path.is_file() and path.resolve().parent == run.resolve():
-                    found[path.relative_to(self.folder).as_posix()] = path
-        return found
+                    by_name[path.relative_to(self.folder).as_posix()] = path
+        return by_name
 
     def document(self) -> dict[str, Any]:
-        """The figures, read again if something has changed."""
+        """Return the document, read again if a file has changed."""
         with self._lock:
-            if time.monotonic() < self._not_before:
-                return self._document
             began = time.monotonic()
+            if began < self._next_read:
+                return self._document
             files = self.files()
             signature = [(name, path.stat().st_size, path.stat().st_mtime_ns) for name, path in files.items()]
             if signature != self._signature:
                 runs = [read_run(run) for run in find_runs(self.folder)]
-                self._document = {**figures(runs), "live": {"files": sorted(files)}}
+                self._document = {**report_document(runs), "live": {"files": sorted(files)}}
                 self._signature = signature
-            took = time.monotonic() - began
-            self._not_before = began + took / SHARE
+            self._next_read = began + (time.monotonic() - began) / MAX_READING_SHARE
             return self._document
 
 
-class Server(ThreadingHTTPServer):
-    """Serves one ``Watched``."""
+class ReportServer(ThreadingHTTPServer):
+    """Serves one ``LiveReport``."""
 
     daemon_threads = True
 
-    def __init__(self, watched: Watched, host: str, port: int) -> None:
-        self.watched = watched
+    def __init__(self, report: LiveReport, host: str, port: int) -> None:
+        self.report = report
         try:
-            super().__init__((host, port), Handler)
+            super().__init__((host, port), RequestHandler)
         except OSError as error:
             why = error.strerror or error
             raise InputError(
                 f"{host}:{port} cannot be listened on: {why}; give another --port, or a --host of this machine"
             ) from None
-        self.own_names_only = ipaddress.ip_address(self.server_address[0]).is_loopback  # type: ignore[arg-type]
+        self.is_local = ipaddress.ip_address(self.server_address[0]).is_loopback  # type: ignore[arg-type]
 
     @property
     def url(self) -> str:
@@ -92,47 +92,48 @@ class Server(ThreadingHTTPServer):
         return f"http://{host!s}:{port}/"
 
 
-class Handler(BaseHTTPRequestHandler):
-    """One request."""
+class RequestHandler(BaseHTTPRequestHandler):
+    """Answers one request."""
 
-    server: Server
+    server: ReportServer
     server_version = "gossamer"
     sys_version = ""
 
     def do_GET(self) -> None:
-        self._answer(body=True)
+        self._answer(with_body=True)
 
     def do_HEAD(self) -> None:
-        self._answer(body=False)
+        self._answer(with_body=False)
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Silence: the terminal belongs to the run."""
+        """Log nothing: the terminal belongs to the run."""
 
-    def _answer(self, body: bool) -> None:
+    def _answer(self, with_body: bool) -> None:
         path = urlsplit(self.path).path
         try:
-            if self.server.own_names_only and not _names_this_machine(self.headers.get("Host", "")):
-                self._text("this page is for this machine only", body, HTTPStatus.FORBIDDEN)
+            if self.server.is_local and not _is_this_machine(self.headers.get("Host", "")):
+                self._send_text("this page is for this machine only", with_body, HTTPStatus.FORBIDDEN)
             elif path == "/":
-                self._text(page(self.server.watched.document()), body, kind="text/html; charset=utf-8")
+                self._send_text(page(self.server.report.document()), with_body, kind="text/html; charset=utf-8")
             elif path == "/report.json":
-                text = json.dumps(self.server.watched.document(), ensure_ascii=False, allow_nan=False)
-                self._text(text, body, kind="application/json")
-            elif (file := self._file(path)) is not None:
-                self._send(file, body)
+                text = json.dumps(self.server.report.document(), ensure_ascii=False, allow_nan=False)
+                self._send_text(text, with_body, kind="application/json")
+            elif (file := self._find_file(path)) is not None:
+                self._send_file(file, with_body)
             else:
-                self._text("not here", body, HTTPStatus.NOT_FOUND)
+                self._send_text("not found", with_body, HTTPStatus.NOT_FOUND)
         except InputError as error:
-            self._text(str(error), body, HTTPStatus.SERVICE_UNAVAILABLE)
+            self._send_text(str(error), with_body, HTTPStatus.SERVICE_UNAVAILABLE)
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
 
-    def _file(self, path: str) -> Path | None:
-        prefix = "/files/"
-        return self.server.watched.files().get(unquote(path.removeprefix(prefix))) if path.startswith(prefix) else None
+    def _find_file(self, path: str) -> Path | None:
+        if not path.startswith(FILES_PREFIX):
+            return None
+        return self.server.report.files().get(unquote(path.removeprefix(FILES_PREFIX)))
 
-    def _text(
-        self, text: str, body: bool, status: HTTPStatus = HTTPStatus.OK, kind: str = "text/plain; charset=utf-8"
+    def _send_text(
+        self, text: str, with_body: bool, status: HTTPStatus = HTTPStatus.OK, kind: str = "text/plain; charset=utf-8"
     ) -> None:
         content = text.encode()
         tag = f'"{hashlib.sha256(content).hexdigest()[:20]}"'
@@ -140,19 +141,19 @@ class Handler(BaseHTTPRequestHandler):
             self.send_response(HTTPStatus.NOT_MODIFIED)
             self.end_headers()
             return
-        self._head(status, kind, len(content), {"ETag": tag})
-        if body:
+        self._send_head(status, kind, len(content), {"ETag": tag})
+        if with_body:
             self.wfile.write(content)
 
-    def _send(self, file: Path, body: bool) -> None:
+    def _send_file(self, file: Path, with_body: bool) -> None:
         with file.open("rb") as content:
-            # What is added meanwhile is for the next request.
+            # The file may grow meanwhile; what is added is for the next request.
             length = file.stat().st_size
-            self._head(HTTPStatus.OK, "application/octet-stream", length, {"Content-Disposition": "attachment"})
-            if body and length:
-                shutil.copyfileobj(_Part(content, length), self.wfile)
+            self._send_head(HTTPStatus.OK, "application/octet-stream", length, {"Content-Disposition": "attachment"})
+            if with_body and length:
+                shutil.copyfileobj(_FirstBytes(content, length), self.wfile)
 
-    def _head(self, status: HTTPStatus, kind: str, length: int, headers: dict[str, str]) -> None:
+    def _send_head(self, status: HTTPStatus, kind: str, length: int, headers: dict[str, str]) -> None:
         self.send_response(status)
         common = {"Cache-Control": "no-store", "X-Content-Type-Options": "nosniff", "Referrer-Policy": "no-referrer"}
         described = {"Content-Type": kind, "Content-Length": str(length)}
@@ -161,19 +162,19 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
 
-class _Part:
-    """The first bytes of a file that may be growing."""
+class _FirstBytes:
+    """A reader of the first bytes of a file."""
 
     def __init__(self, content: Any, length: int) -> None:
-        self.content, self.left = content, length
+        self.content, self.num_left = content, length
 
     def read(self, count: int = -1, /) -> bytes:
-        piece: bytes = self.content.read(min(count, self.left))
-        self.left -= len(piece)
-        return piece
+        chunk: bytes = self.content.read(min(count, self.num_left))
+        self.num_left -= len(chunk)
+        return chunk
 
 
-def _names_this_machine(host: str) -> bool:
+def _is_this_machine(host: str) -> bool:
     name = urlsplit(f"//{host}").hostname or ""
     if name == "localhost":
         return True

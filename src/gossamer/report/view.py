@@ -1,4 +1,4 @@
-"""A run at one moment, to be shown while it goes on."""
+"""The state of a run at one moment, for the terminal."""
 
 from __future__ import annotations
 
@@ -6,18 +6,19 @@ from dataclasses import dataclass
 
 TRAINING = "training"
 UNUSUAL = ("slow", "silent", "gone", "failed")
-"""States of a worker that a person wants to hear of."""
+"""States of a worker that people want to know of."""
 
 
 @dataclass(frozen=True)
 class WorkerRow:
-    """One worker."""
+    """The state of one worker."""
 
     rank: int
     steps: int
     speed: float
-    """Steps per second, or per unit of time."""
-    loss: float | None
+    """Steps per second, or per unit of the ideal clock."""
+    train_loss: float | None
+    """Mean over its newest mini-batches."""
     exchanges: int
     state: str
     """starting, training, waiting, slow, silent, gone, done, failed."""
@@ -25,26 +26,28 @@ class WorkerRow:
 
 @dataclass(frozen=True)
 class View:
-    """All workers."""
+    """The state of a run. Fields mean what the fields of ``results.Point`` with the same names mean."""
 
     time: float
     time_unit: str
     wall_s: float
-    """How long a person has been waiting."""
+    """Seconds since the command was started."""
     share: float
-    """Of the run that is done, 0 to 1."""
+    """Of the steps that are done, 0 to 1."""
     train_loss: float | None
     accuracy: float | None
     consensus: float | None
     rows: list[WorkerRow]
+    worker_accuracy: float | None = None
+    """Mean over the workers' own models: what real workers know before their models are averaged at the end."""
 
     @property
     def left_s(self) -> float | None:
-        """How much longer it will take, if that can be said."""
+        """Estimated seconds to the end; None if there is nothing to estimate from."""
         return self.wall_s * (1 / self.share - 1) if self.share > 0 and self.wall_s > 0 else None
 
 
 def state_of(speed: float, speeds: list[float]) -> str:
-    """Whether a worker that trains is slow: less than half as fast as most."""
-    usual = sorted(speeds)[len(speeds) // 2]
-    return "slow" if speed < usual / 2 else TRAINING
+    """Return ``slow`` for a worker that is less than half as fast as the median, else ``training``."""
+    median = sorted(speeds)[len(speeds) // 2]
+    return "slow" if speed < median / 2 else TRAINING

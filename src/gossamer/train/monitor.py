@@ -254,7 +254,8 @@ class RunMonitor:
             wall_s=elapsed,
             share=min(1.0, total / (c.steps * c.workers)),
             train_loss=last.train_loss if last else None,
-            accuracy=last.worker_accuracy.mean if last else None,
+            accuracy=None,
+            worker_accuracy=last.worker_accuracy.mean if last else None,
             consensus=last.consensus if last else None,
             rows=rows,
         )

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from gossamer import tasks
-from gossamer.cli.output import counted, print_json, print_note, print_table, size
+from gossamer.cli.output import print_json, print_note, print_table
 from gossamer.config import RunConfig
 from gossamer.errors import InputError
 from gossamer.methods import find
@@ -23,6 +23,7 @@ from gossamer.plan.recommend import UNNAMED_TASK, Plan, Workload, make_plan, mil
 from gossamer.plan.verify import Check, measure, num_steps, to_verify, train_settings
 from gossamer.plan.what_if import apply_change
 from gossamer.process.store.rank_info import RankInfo, started_rank_info
+from gossamer.report.formats import counted, size
 from gossamer.settings import from_values
 from gossamer.tasks import TaskConfig
 
@@ -213,7 +214,7 @@ def _show(plan: Plan, top: int) -> None:
     title = f"{task}{job.parameters / 1e6:.3g} M parameters, {nodes}"
     cells = [{**_cells(plan, each), "workers": f"{each.workers}"} for each in rows]
     left_out = print_table(
-        title, shown, [[row[name] for name in shown] for row in cells], spare=["memory", "interval", "sent"]
+        title, shown, [[row[name] for name in shown] for row in cells], optional=["memory", "interval", "sent"]
     )
     print()
     meanings = "; ".join(f"{name}: {text}" for name, text in COLUMNS.items() if text and name not in left_out)

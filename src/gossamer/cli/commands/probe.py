@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from gossamer.cli.options import given
-from gossamer.cli.output import counted, print_json, print_note, print_table, size
+from gossamer.cli.output import print_json, print_note, print_table
 from gossamer.errors import InputError
 from gossamer.plan import cluster_file
 from gossamer.plan.cluster_spec import ClusterSpec
@@ -20,6 +20,7 @@ from gossamer.plan.probe.prober import probe
 from gossamer.plan.probe.session import ProbeSession, WorkerLost
 from gossamer.plan.recommend import milliseconds
 from gossamer.process.store.rank_info import RankInfo, started_rank_info
+from gossamer.report.formats import counted, size
 from gossamer.train.job_spec import JobSpec, real_settings
 from gossamer.train.launcher import LocalStore, LocalWorkers, warm_up
 from gossamer.train.worker_task import WorkerTask

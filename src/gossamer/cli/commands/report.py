@@ -6,9 +6,10 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from gossamer.cli.output import counted, print_json, size
+from gossamer.cli.output import print_json
 from gossamer.errors import InputError
-from gossamer.report.figures import figures
+from gossamer.report.document import report_document
+from gossamer.report.formats import counted, size
 from gossamer.report.page import page
 from gossamer.report.runs import find_runs, read_run
 
@@ -16,7 +17,7 @@ from gossamer.report.runs import find_runs, read_run
 def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     folders = list(dict.fromkeys(folder for name in parsed.runs for folder in find_runs(Path(name))))
     runs = [read_run(folder) for folder in folders]
-    document = figures(runs)
+    document = report_document(runs)
     if parsed.out is not None or not parsed.json:
         target = Path(parsed.out if parsed.out is not None else "report.html")
         written = page(document)

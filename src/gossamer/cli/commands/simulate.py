@@ -15,9 +15,10 @@ from typing import Any
 from gossamer.cli.comparison import show_comparison
 from gossamer.cli.live import LiveView
 from gossamer.cli.options import given, out_folder, shown_command
-from gossamer.cli.output import counted, duration, print_json
+from gossamer.cli.output import print_json
 from gossamer.cli.trackers import Trackers
 from gossamer.config import Run, resolve, unused_options
+from gossamer.report.formats import counted
 from gossamer.report.view import TRAINING, View, WorkerRow, state_of
 from gossamer.results import Point, WorkerPoint, to_json_data
 from gossamer.runfolder import SUMMARY, RunFolder, make_folders, remove_if_empty, write_json
@@ -188,12 +189,7 @@ def _show(runs: list[Run], results: list[SimulationResult]) -> None:
     """Print the closing table."""
     c = runs[0].config
     title = f"{c.task}, {counted(c.workers, 'worker')}, {c.topology}, {c.clock} clock, seed {c.seed}"
-    if c.clock == "hardware":
-        show_comparison(title, results, "simulated seconds", duration, _completed)
-    else:
-        show_comparison(title, results, "in expected gradients per worker", lambda time: f"{time:.4g}", _completed)
-
-
-def _completed(result: SimulationResult) -> bool:
-    """Whether the run reached its end, so that its time can be compared."""
-    return result.final.time > 0 and not result.interrupted and not _divergence(result)
+    time_unit = "s" if c.clock == "hardware" else "gradients"
+    show_comparison(
+        title, results, world="virtual", time_unit=time_unit, has_speed=lambda result: not _divergence(result)
+    )

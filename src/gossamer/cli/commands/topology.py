@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from gossamer.cli.output import counted, print_json, print_table
+from gossamer.cli.output import print_json, print_table
 from gossamer.errors import InputError
+from gossamer.report.formats import counted
 from gossamer.topology import build, describe, draw, names
 
 

@@ -13,10 +13,11 @@ from gossamer.cli.commands.auto import settled
 from gossamer.cli.comparison import show_comparison
 from gossamer.cli.live import LiveView
 from gossamer.cli.options import given, out_folder, read_config, shown_command
-from gossamer.cli.output import counted, duration, print_json
+from gossamer.cli.output import print_json
 from gossamer.cli.trackers import Trackers
 from gossamer.errors import InputError
 from gossamer.process.store.rank_info import RankInfo, started_rank_info
+from gossamer.report.formats import counted, duration
 from gossamer.results import Point, WorkerPoint, to_json_data
 from gossamer.runfolder import CONFIG, SUMMARY, RunFolder, make_folders, read_history, remove_if_empty, write_json
 from gossamer.train.checkpoint import CheckpointKeeper, find_checkpoint
@@ -226,12 +227,13 @@ def _show(job_spec: JobSpec, results: list[TrainingResult]) -> None:
     """The closing table."""
     c = job_spec.run().config
     title = f"{c.task}, {counted(c.workers, 'worker')}, {c.topology}, real processes, seed {c.seed}"
-    show_comparison(title, results, "real seconds", duration, _whole)
-
-
-def _whole(result: TrainingResult) -> bool:
-    """Whether the run came to its end, so that its time says something."""
-    return result.final.time > 0 and not (result.interrupted or result.failed or result.ranks_diverged)
+    show_comparison(
+        title,
+        results,
+        world="process",
+        time_unit="s",
+        has_speed=lambda result: not (result.failed or result.ranks_diverged),
+    )
 
 
 def _ending(asked: _Asked, results: list[TrainingResult]) -> int:

@@ -1,4 +1,4 @@
-"""The figures behind the page, of whole and of broken run folders."""
+"""The document behind the page, of complete and of damaged run folders."""
 
 import json
 import math
@@ -8,8 +8,9 @@ import pytest
 
 from gossamer.cli import main
 from gossamer.recording import Recorder
-from gossamer.report.figures import MOST_POINTS, figures
-from gossamer.report.recordings import joined, unpacked
+from gossamer.recording.timeline import unpack
+from gossamer.report.document import MAX_POINTS, MAX_ROWS, report_document
+from gossamer.report.recordings import join_recordings
 from gossamer.report.runs import find_runs, read_run
 from gossamer.runfolder import FORMAT
 
@@ -19,14 +20,14 @@ def change_json(path, **changes):
 
 
 def report(capsys, *arguments):
-    """What ``gossamer report … --json`` prints."""
+    """Return what ``gossamer report … --json`` prints."""
     capsys.readouterr()
     assert main(["report", *map(str, arguments), "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
 def refused(capsys, *arguments):
-    """The one line it says instead."""
+    """Return the one line that refuses the arguments."""
     capsys.readouterr()
     assert main([*map(str, arguments)]) == 2
     out, err = capsys.readouterr()
@@ -35,28 +36,28 @@ def refused(capsys, *arguments):
     return line
 
 
-def test_a_comparison_is_its_runs_in_the_order_they_ran(kept, capsys):
-    document = report(capsys, kept)
+def test_a_comparison_is_its_runs_in_the_order_they_ran(comparison, capsys):
+    document = report(capsys, comparison)
     assert [run["name"] for run in document["runs"]] == ["gossip", "a2cid2", "allreduce"]
     assert document["axes"] == ["steps", "samples", "time", "bytes"]
     for run in document["runs"]:
-        folder = kept / run["name"]
+        folder = comparison / run["name"]
         summary = json.loads((folder / "summary.json").read_text())
         points = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
         assert run["finished"]
         assert run["notes"] == []
         for field in ("accuracy", "worker_accuracy", "time", "utilization", "bytes_sent", "loss"):
             assert run["summary"][field] == summary[field]
-        loss = run["curves"]["loss"]
-        assert loss["value"] == pytest.approx([point["loss"] for point in points], rel=1e-5)
-        assert loss["bytes"] == [point["bytes_sent"] for point in points]
-        assert loss["samples"][-1] == summary["samples"]
+        assert run["curves"]["loss"] == pytest.approx([point["loss"] for point in points], rel=1e-5)
+        assert run["points"]["bytes"] == [point["bytes_sent"] for point in points]
+        assert run["points"]["samples"][-1] == summary["samples"]
+        assert run["points"]["time"] == pytest.approx([point["time"] for point in points], rel=1e-5)
         assert run["command"].startswith("gossamer simulate --workers 6")
         assert run["config"]["straggler"] == "1:3"
         workers = run["workers"]
         assert sum(workers["steps"]) == summary["total_steps"]
         assert workers["time"]["dead"][2] == pytest.approx(0.5, abs=0.25)
-        assert len(workers["places"]) == 6
+        assert len(workers["positions"]) == 6
         assert [text for _, text in run["events"]] == summary["events"]
     first, _, last = (run["summary"] for run in document["runs"])
     assert first["speedup"] == 1.0
@@ -69,17 +70,17 @@ def test_a_comparison_is_its_runs_in_the_order_they_ran(kept, capsys):
         assert exchanges > 0
 
 
-def test_runs_are_called_by_what_tells_them_apart(kept, copied, capsys):
-    names = [run["name"] for run in report(capsys, kept / "gossip", copied)["runs"]]
+def test_runs_are_named_by_what_distinguishes_them(comparison, copied, capsys):
+    names = [run["name"] for run in report(capsys, comparison / "gossip", copied)["runs"]]
     assert names == ["gossip", "copied"]
     config = (copied / "config.toml").read_text()
     (copied / "config.toml").write_text(config.replace('topology = "ring"', 'topology = "complete"'))
-    names = [run["name"] for run in report(capsys, kept / "gossip", copied)["runs"]]
+    names = [run["name"] for run in report(capsys, comparison / "gossip", copied)["runs"]]
     assert names == ["gossip, ring", "gossip, complete"]
-    assert len(report(capsys, kept, kept / "gossip")["runs"]) == 3
+    assert len(report(capsys, comparison, comparison / "gossip")["runs"]) == 3
 
 
-def test_a_killed_run_is_shown_as_far_as_it_got(copied, capsys):
+def test_a_killed_run_is_shown_up_to_its_last_point(copied, capsys):
     lines = (copied / "metrics.jsonl").read_text().splitlines()[:10]
     (copied / "metrics.jsonl").write_text("\n".join(lines) + '\n{"time": 0.1, "ste')
     (copied / "summary.json").unlink()
@@ -90,7 +91,7 @@ def test_a_killed_run_is_shown_as_far_as_it_got(copied, capsys):
     assert "not finished" in note
     assert "step 9 of 40" in note
     assert run["summary"]["steps"] == 9
-    assert len(run["curves"]["loss"]["value"]) == 10
+    assert len(run["curves"]["loss"]) == 10
     assert main(["report", str(copied), "--out", str(copied / "page.html")]) == 0
     assert "note: gossip: not finished" in capsys.readouterr().out
 
@@ -103,10 +104,10 @@ def test_a_run_at_its_very_start(copied, capsys):
     assert run["curves"] == {}
     assert run["workers"] is None
     assert run["predicted"] is None
-    assert "at its start" in run["notes"][0]
+    assert "shown up to its start" in run["notes"][0]
 
 
-def test_damage_is_said_and_the_rest_is_shown(copied, capsys):
+def test_damaged_files_become_notes_and_the_rest_is_shown(copied, capsys):
     text = (copied / "metrics.jsonl").read_text().splitlines()
     text[3] = "garbage"
     (copied / "metrics.jsonl").write_text("\n".join(text) + "\n")
@@ -118,10 +119,10 @@ def test_damage_is_said_and_the_rest_is_shown(copied, capsys):
     assert run["workers"] is None
 
 
-def test_what_is_no_run_is_one_line(copied, tmp_path, capsys):
+def test_folders_that_are_not_runs_are_refused_in_one_line(copied, tmp_path, capsys):
     empty = tmp_path / "empty"
     empty.mkdir()
-    assert "is not there" in refused(capsys, "report", tmp_path / "nothing")
+    assert "does not exist" in refused(capsys, "report", tmp_path / "nothing")
     assert "is not the folder of a run" in refused(capsys, "report", empty)
     assert "is a file" in refused(capsys, "report", copied / "run.json")
     change_json(copied / "run.json", format=FORMAT + 1, gossamer="9.9.9")
@@ -134,17 +135,17 @@ def test_what_is_no_run_is_one_line(copied, tmp_path, capsys):
     assert "cannot be read" in refused(capsys, "report", copied)
 
 
-def test_settings_that_cannot_be_read_are_one_line(copied, capsys):
+def test_settings_that_cannot_be_read_are_refused_in_one_line(copied, capsys):
     (copied / "config.toml").write_text("method = ")
     assert "config.toml cannot be read" in refused(capsys, "report", copied)
 
 
-def test_a_page_that_cannot_be_written_is_one_line(kept, tmp_path, capsys):
-    line = refused(capsys, "report", kept, "--out", tmp_path / "none" / "page.html")
+def test_a_page_that_cannot_be_written_is_refused_in_one_line(comparison, tmp_path, capsys):
+    line = refused(capsys, "report", comparison, "--out", tmp_path / "none" / "page.html")
     assert "page.html cannot be written to" in line
 
 
-def test_stopped_and_diverged_runs_say_so(copied, capsys):
+def test_stopped_and_diverged_runs_have_notes(copied, capsys):
     change_json(copied / "summary.json", interrupted=True, steps=7, diverged={"time": 1.0, "worker": 3, "step": 5})
     notes = report(capsys, copied)["runs"][0]["notes"]
     assert notes[0] == "stopped by hand at step 7 of 40"
@@ -161,38 +162,61 @@ def test_long_curves_keep_their_peaks(copied):
         for k, v in enumerate(values)
     ]
     (copied / "metrics.jsonl").write_text("\n".join(lines) + "\n")
-    loss = figures([read_run(copied)])["runs"][0]["curves"]["loss"]
-    assert MOST_POINTS / 2 < len(loss["value"]) <= MOST_POINTS
-    assert {100.0, -100.0} <= set(loss["value"])
-    assert loss["steps"] == sorted(loss["steps"])
-    assert loss["steps"][0] == 0
-    assert loss["steps"][-1] == 49_999
-    assert loss["value"][loss["steps"].index(31_234)] == 100.0
+    (run,) = report_document([read_run(copied)])["runs"]
+    steps, loss = run["points"]["steps"], run["curves"]["loss"]
+    assert 200 < len(loss) == len(steps) <= MAX_POINTS
+    assert {100.0, -100.0} <= set(loss)
+    assert steps == sorted(steps)
+    assert (steps[0], steps[-1]) == (0, 49_999)
+    assert loss[steps.index(31_234)] == 100.0
 
 
-def test_recordings_of_single_workers_are_put_together():
-    whole, parts = Recorder(range(3)), [Recorder([rank]) for rank in range(3)]
+def test_time_lines_are_as_fine_as_the_page_has_room_for(copied):
+    recorder = Recorder(range(200))
+    for rank in range(200):
+        for step in range(100):
+            recorder.stepped(rank, step, step + 0.5, step + 0.5)
+            recorder.waited(rank, step + 0.5, step + 0.5)
+    recorder.left(150, 50.0)
+    (copied / "recording.json").write_text(json.dumps(recorder.document(100.0)))
+    (run,) = report_document([read_run(copied)])["runs"]
+    timeline = run["workers"]["timeline"]
+    assert len(timeline["rows"]) == MAX_ROWS
+    assert [timeline["rows"][0][0], timeline["rows"][-1][1]] == [0, 199]
+    assert 64 <= timeline["columns"] <= 160
+    assert timeline["width"] * timeline["columns"] >= 100
+    shape = {"workers": timeline["rows"], "timeline": {**timeline, "bins": timeline["columns"]}}
+    compute, dead = (unpack(shape, kind) / 255 for kind in ("compute", "dead"))
+    assert compute[:, :-1].mean() == pytest.approx(0.5, abs=0.02)
+    # One of the three or four workers of its row, for the second half of the run.
+    (row,) = (k for k, (first, last) in enumerate(timeline["rows"]) if first <= 150 <= last)
+    assert dead[row, -2] == pytest.approx(1 / 3, abs=0.01)
+    assert dead[row, 1] == 0
+
+
+def test_recordings_of_single_workers_are_joined():
+    one_for_all, parts = Recorder(range(3)), [Recorder([rank]) for rank in range(3)]
     rng = np.random.default_rng(1)
     for step in range(200):
         rank, time = int(rng.integers(3)), 0.01 * step
-        for recorder in (whole, parts[rank]):
+        for recorder in (one_for_all, parts[rank]):
             recorder.stepped(rank, time, time + 0.01, time + 0.02)
             recorder.merged(rank, time, time, step % 3)
         pair = (rank, (rank + 1) % 3)
-        whole.exchanged(pair, time, time + 0.005, 100)
-        for own in pair:
-            parts[own].exchanged((own, pair[0] + pair[1] - own), time, time + 0.005, 100)
-    # One of them was there much longer, so that its bins are wider.
-    for recorder in (whole, parts[2]):
+        one_for_all.exchanged(pair, time, time + 0.005, 100)
+        for member in pair:
+            parts[member].exchanged((member, pair[0] + pair[1] - member), time, time + 0.005, 100)
+    # One of them trained for much longer, so that its bins are wider.
+    for recorder in (one_for_all, parts[2]):
         recorder.stepped(2, 2.0, 39.0, 40.0)
-    one, other = whole.document(), joined([part.document() for part in reversed(parts)])
+    one, other = one_for_all.document(), join_recordings([part.document() for part in reversed(parts)])
     assert other["workers"] == [0, 1, 2]
     for field in ("until", "steps", "staleness", "edges", "events"):
         assert other[field] == one[field], field
     assert {kind: pytest.approx(times) for kind, times in one["time"].items()} == other["time"]
     assert other["timeline"]["width"] == one["timeline"]["width"]
     for kind in one["time"]:
-        mine, theirs = unpacked(one, kind).astype(int), unpacked(other, kind).astype(int)
+        mine, theirs = unpack(one, kind).astype(int), unpack(other, kind).astype(int)
         assert np.abs(mine - theirs).max() <= 1
 
 
@@ -201,27 +225,27 @@ def test_the_consensus_of_pure_averaging_is_predicted_without_a_fit(tmp_path):
         folder = tmp_path / method
         options = f"--task consensus --topology ring --workers 16 --steps 60 --clock ideal --method {method}"
         assert main(["simulate", *options.split(), "--out", str(folder), "--json"]) == 0
-        (run,) = figures([read_run(folder)])["runs"]
-        seen, predicted = run["consensus"], run["predicted"]
-        assert predicted["value"][0] == pytest.approx(seen["value"][0])
-        at_points = np.interp(seen["time"], predicted["time"], predicted["value"])
-        # Down over two orders of magnitude, and never off by more than the chance of one run.
-        assert seen["value"][-1] < seen["value"][0] / 20
-        assert np.abs(np.log(at_points / np.array(seen["value"]))).max() < math.log(2.0)
+        (run,) = report_document([read_run(folder)])["runs"]
+        measured, predicted = run["curves"]["consensus"], run["predicted"]
+        assert predicted["value"][0] == pytest.approx(measured[0], rel=1e-5)
+        at_points = np.interp(run["points"]["time"], predicted["time"], predicted["value"])
+        # Down over two orders of magnitude, and never off by more than the randomness of one run.
+        assert measured[-1] < measured[0] / 20
+        assert np.abs(np.log(at_points / np.array(measured))).max() < math.log(2.0)
 
 
-def test_methods_that_average_exactly_have_no_prediction(kept):
-    runs = {run["method"]: run for run in figures([read_run(path) for path in find_runs(kept)])["runs"]}
+def test_methods_that_average_exactly_have_no_prediction(comparison):
+    runs = {run["method"]: run for run in report_document([read_run(path) for path in find_runs(comparison)])["runs"]}
     assert runs["allreduce"]["predicted"] is None
     assert runs["gossip"]["predicted"] is not None
 
 
-def test_a_topology_whose_file_is_gone_is_drawn_as_a_circle(tmp_path, monkeypatch):
+def test_a_topology_whose_file_was_removed_is_drawn_as_a_circle(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own.edges").write_text("0 1\n1 2\n2 0\n")
     options = "--task quadratic --topology own.edges --steps 5 --out run --json"
     assert main(["simulate", *options.split()]) == 0
     (tmp_path / "own.edges").unlink()
-    (run,) = figures([read_run(tmp_path / "run")])["runs"]
+    (run,) = report_document([read_run(tmp_path / "run")])["runs"]
     assert run["predicted"] is None
-    assert len(run["workers"]["places"]) == 3
+    assert len(run["workers"]["positions"]) == 3
