@@ -73,7 +73,7 @@ def test_methods_that_do_not_wait_go_on_to_the_same_number_of_steps(gossamer, ta
     assert first
     assert set(first) <= {120, 240, 360}
     kept = find_checkpoint(task / "run")
-    assert first[-1] <= sum(kept.made) < 360
+    assert first[-1] <= sum(kept.steps) < 360
     before = read_recording(task / "run", [])
     (result,) = gossamer("train", "--resume", "run", "--json").document["results"]
     assert result["total_steps"] == 360
@@ -87,7 +87,7 @@ def test_methods_that_do_not_wait_go_on_to_the_same_number_of_steps(gossamer, ta
     # So does the time in what was recorded: what came after does not lie on what was before.
     after = read_recording(task / "run", [])
     assert sum(after["steps"]) > sum(before["steps"])
-    assert after["until"] > before["until"] + 0.015 * (360 - sum(kept.made)) / 3
+    assert after["until"] > before["until"] + 0.015 * (360 - sum(kept.steps)) / 3
     assert gossamer("train", "--resume", "run", "--steps", "160").code == 0
     last = read_recording(task / "run", [])
     assert last["until"] > after["until"]
@@ -149,7 +149,7 @@ def test_a_checkpoint_that_cannot_be_used_is_one_line_that_names_the_one_before(
         (("--resume", "run", "--method", "overlap"), ("--method is overlap", "allreduce")),
         (("--resume", "run", "--seed", "1"), ("--seed is 1",)),
         (("--resume", "run", "--out", "other"), ("leave out --out",)),
-        (("--resume", "run", "--steps", "10"), ("is 10 steps on already", "--steps is 10")),
+        (("--resume", "run", "--steps", "10"), ("is already at step 10", "--steps is 10")),
         (("--checkpoint-every", "5"), ("--out",)),
         (("--checkpoint-every", "often", "--out", "x"), ("--checkpoint-every is 'often'",)),
     ],

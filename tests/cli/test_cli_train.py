@@ -350,12 +350,12 @@ def test_expensive_evaluations_are_rare():
     schedule = EvalSchedule(every=0, workers=4)
     assert not schedule.due(now=1e9, step=1000)
     for guess in (5.0, 0.1, 0.2):
-        schedule.expect(now=10.0, cost_s=guess)
+        schedule.estimate(now=10.0, cost_s=guess)
     assert not schedule.due(now=49.9, step=1)
     assert schedule.due(now=50.1, step=1)
-    assert schedule.guessing
-    schedule.took(now=51.0, cost_s=0.2)
-    assert not schedule.guessing
+    assert schedule.estimating
+    schedule.evaluated(now=51.0, cost_s=0.2)
+    assert not schedule.estimating
     assert not schedule.due(now=130.0, step=1)
     assert schedule.due(now=131.5, step=1)
     assert [step for step in range(1, 13) if EvalSchedule(every=5, workers=4).due(now=0.0, step=step)] == [5, 10]

@@ -1,4 +1,4 @@
-"""Train with real workers: processes of their own, started here, or by torchrun on any number of machines."""
+"""``gossamer train``: train with real workers, started here or by torchrun."""
 
 from __future__ import annotations
 
@@ -34,37 +34,39 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     if rank_info is None:
         warm_up()
     command = shown_command(arguments)
-    asked = _resumed(parsed, rank_info) if parsed.resume is not None else _new(parsed, folder, rank_info)
+    request = _resumed(parsed, rank_info) if parsed.resume is not None else _new(parsed, folder, rank_info)
     if rank_info is not None and rank_info.rank != 0:
-        for job_spec in asked.job_specs:
+        for job_spec in request.job_specs:
             train_as_worker(job_spec, job_spec.run(), rank_info, lambda view, events: None, lambda point, workers: None)
         return 0
-    folders = [own for own in (asked.folder, *(job_spec.path for job_spec in asked.job_specs)) if own is not None]
+    folders = [
+        path for path in (request.folder, *(job_spec.path for job_spec in request.job_specs)) if path is not None
+    ]
     if parsed.resume is None:
         make_folders(folders)
     try:
-        methods = [job_spec.values["method"] for job_spec in asked.job_specs]
-        with Trackers(parsed, methods, asked.folder is not None) as followers:
+        methods = [job_spec.values["method"] for job_spec in request.job_specs]
+        with Trackers(parsed, methods, request.folder is not None) as trackers:
             if rank_info is None:
-                results = _launch_all(asked, parsed, command, followers)
+                results = _train_locally(request, parsed, command, trackers)
             else:
-                results = _take_part_in_all(asked, rank_info, parsed, command, followers)
+                results = _train_as_rank_0(request, rank_info, parsed, command, trackers)
     finally:
         remove_if_empty(reversed(folders))
     document = {"command": command, "results": [result.document() for result in results]}
-    if asked.folder is not None and len(asked.job_specs) > 1:
-        write_json(asked.folder / SUMMARY, {**document, "results": [_without_history(result) for result in results]})
+    if request.folder is not None and len(request.job_specs) > 1:
+        write_json(request.folder / SUMMARY, {**document, "results": [_without_history(result) for result in results]})
     begun = [result for result in results if result.begun]
     if parsed.json:
         print_json(document)
     elif begun:
-        _show(asked.job_specs[0], begun)
-    return _ending(asked, results)
+        _show(request.job_specs[0], begun)
+    return _ending(request, results)
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What the command is to do."""
+class _Request:
+    """The runs that the command line describes."""
 
     job_specs: list[JobSpec]
     folder: Path | None
@@ -72,126 +74,130 @@ class _Asked:
     """Of the run that is resumed."""
 
 
-def _new(parsed: argparse.Namespace, folder: Path | None, rank_info: RankInfo | None) -> _Asked:
-    every = _every(parsed, 0)
-    if every and folder is None:
-        raise InputError("--checkpoint-every needs a folder to keep checkpoints in: give one with --out")
+def _new(parsed: argparse.Namespace, folder: Path | None, rank_info: RankInfo | None) -> _Request:
+    """Return new runs, one per method."""
+    checkpoint_every = _checkpoint_every(parsed, 0)
+    if checkpoint_every and folder is None:
+        raise InputError("--checkpoint-every needs a folder for the checkpoints: give one with --out")
     settings = real_settings(settled(given(parsed), rank_info), None if rank_info is None else rank_info.workers)
-    places = [folder / values["method"] if folder and len(settings) > 1 else folder for values in settings]
+    folders = [folder / values["method"] if folder and len(settings) > 1 else folder for values in settings]
     traced = parsed.trace is not None
     if traced and folder is None:
-        raise InputError("--trace: real workers write theirs into the folder of the run: give one with --out")
+        raise InputError("--trace: real workers write their traces into the folder of the run: give one with --out")
     job_specs = [
-        JobSpec(values, str(own or ""), every, trace=traced) for values, own in zip(settings, places, strict=True)
+        JobSpec(values, str(path or ""), checkpoint_every, trace=traced)
+        for values, path in zip(settings, folders, strict=True)
     ]
-    return _Asked(job_specs, folder)
+    return _Request(job_specs, folder)
 
 
 FIXED = ("method", "task", "model", "data", "dim", "optimizer", "seed")
-"""Settings without which a run is another."""
+"""Settings that a resumed run cannot change."""
 
 
-def _resumed(parsed: argparse.Namespace, rank_info: RankInfo | None) -> _Asked:
-    """The run that a checkpoint is of, with the settings that are given now."""
+def _resumed(parsed: argparse.Namespace, rank_info: RankInfo | None) -> _Request:
+    """Return the run to resume from a checkpoint, with the settings that are given now."""
     if parsed.out is not None:
-        raise InputError("--resume goes on in the folder of the run: leave out --out")
+        raise InputError("--resume continues in the folder of the run: leave out --out")
     checkpoint = find_checkpoint(Path(parsed.resume))
     folder = checkpoint.run_folder
-    kept, now = read_config(folder / CONFIG), given(parsed)
+    before, now = read_config(folder / CONFIG), given(parsed)
     for name in FIXED:
-        if name in now and str(now[name]) != str(kept.get(name, "")):
+        if name in now and str(now[name]) != str(before.get(name, "")):
             raise InputError(
-                f"--{name} is {now[name]}, but {folder} was run with {kept.get(name)}: leave it out, or start a new run"
+                f"--{name} is {now[name]}, but {folder} was run with {before.get(name)}: leave it out, or start anew"
             )
     if rank_info is not None:
-        kept.pop("workers")
-    (values,) = real_settings({**kept, **now}, None if rank_info is None else rank_info.workers)
-    every, traced = _every(parsed, checkpoint.every), parsed.trace is not None
-    job_spec = JobSpec(values, str(folder), every, str(checkpoint.path), trace=traced)
+        before.pop("workers")
+    (values,) = real_settings({**before, **now}, None if rank_info is None else rank_info.workers)
+    checkpoint_every, traced = _checkpoint_every(parsed, checkpoint.every), parsed.trace is not None
+    job_spec = JobSpec(values, str(folder), checkpoint_every, str(checkpoint.path), trace=traced)
     done, goal = checkpoint.total_steps(values["workers"]), values["steps"] * values["workers"]
     if done >= goal:
         raise InputError(
-            f"the checkpoint {checkpoint.path} is {checkpoint.mean_steps()} steps on already, and --steps is "
+            f"the checkpoint {checkpoint.path} is already at step {checkpoint.mean_steps()}, but --steps is "
             f"{values['steps']}: give more"
         )
     history = [read_point(line) for line in read_history(folder) if line["total_steps"] <= int(checkpoint.path.name)]
     if rank_info is None or rank_info.rank == 0:
         CheckpointKeeper(folder, 0).delete_after(checkpoint)
-    return _Asked([job_spec], folder, history)
+    return _Request([job_spec], folder, history)
 
 
-def _every(parsed: argparse.Namespace, otherwise: int) -> int:
+def _checkpoint_every(parsed: argparse.Namespace, default: int) -> int:
     if parsed.checkpoint_every is None:
-        return otherwise
+        return default
     if not parsed.checkpoint_every.isdigit():
         raise InputError(f"--checkpoint-every is {parsed.checkpoint_every!r}: expected a whole number of steps")
     return int(parsed.checkpoint_every)
 
 
-def _launch_all(asked: _Asked, parsed: argparse.Namespace, command: str, followers: Trackers) -> list[TrainingResult]:
-    """One run after the other, until one is stopped or fails."""
+def _train_locally(
+    request: _Request, parsed: argparse.Namespace, command: str, trackers: Trackers
+) -> list[TrainingResult]:
+    """Do one run after the other with workers started here, until one is stopped or fails."""
     store = LocalStore()
     results: list[TrainingResult] = []
     with counting_stop_signals() as signals:
-        for job_spec in asked.job_specs:
+        for job_spec in request.job_specs:
 
             def train(show: Show, on_point: OnPoint, job_spec: JobSpec = job_spec) -> TrainingResult:
-                run, history = job_spec.run(), asked.history or ()
+                run, history = job_spec.run(), request.history or ()
                 return train_locally(job_spec, run, store, signals, show, on_point, parsed.restart, history)
 
-            results.append(_one(job_spec, asked.history, train, parsed.json, command, followers))
+            results.append(_train(job_spec, request.history, train, parsed.json, command, trackers))
             if results[-1].interrupted or results[-1].failed:
                 break
     return results
 
 
-def _take_part_in_all(
-    asked: _Asked, rank_info: RankInfo, parsed: argparse.Namespace, command: str, followers: Trackers
+def _train_as_rank_0(
+    request: _Request, rank_info: RankInfo, parsed: argparse.Namespace, command: str, trackers: Trackers
 ) -> list[TrainingResult]:
-    """The same as rank 0 of workers that others have started."""
+    """Do one run after the other as rank 0 of workers that torchrun has started."""
     results: list[TrainingResult] = []
-    for job_spec in asked.job_specs:
+    for job_spec in request.job_specs:
 
         def train(show: Show, on_point: OnPoint, job_spec: JobSpec = job_spec) -> TrainingResult:
-            result = train_as_worker(job_spec, job_spec.run(), rank_info, show, on_point, asked.history or ())
+            result = train_as_worker(job_spec, job_spec.run(), rank_info, show, on_point, request.history or ())
             assert result is not None
             return result
 
-        results.append(_one(job_spec, asked.history, train, parsed.json, command, followers))
+        results.append(_train(job_spec, request.history, train, parsed.json, command, trackers))
         if results[-1].interrupted:
             break
     return results
 
 
-def _one(
+def _train(
     job_spec: JobSpec,
     history: list[Point] | None,
     train: Callable[[Show, OnPoint], TrainingResult],
     quiet: bool,
     command: str,
-    followers: Trackers,
+    trackers: Trackers,
 ) -> TrainingResult:
-    """One run, shown while it goes on and kept in its folder."""
+    """Do one run: show it while it goes on, and write it into its folder."""
     method = job_spec.values["method"]
-    track = followers.points(method)
+    track = trackers.points(method)
     with LiveView(method, quiet) as view:
-        kept = _Kept(job_spec, history, command, view)
+        writer = _FolderWriter(job_spec, history, command, view)
 
         def on_point(point: Point, workers: list[WorkerPoint]) -> None:
-            kept.point(point)
+            writer.point(point)
             track(point, workers)
 
         result = train(view.show, on_point)
     if result.begun:
-        # The last point once more, as it came out in the end.
+        # The last point again, with its final evaluation.
         track(result.final, result.final_workers)
-    kept.close(result)
-    followers.join_traces(method, job_spec.path)
+    writer.close(result)
+    trackers.join_traces(method, job_spec.path)
     return result
 
 
-class _Kept:
-    """The folder of a run, if it has one. A full disk is no reason to stop training."""
+class _FolderWriter:
+    """Writes a run into its folder, if it has one. A full disk does not stop the training."""
 
     def __init__(self, job_spec: JobSpec, history: list[Point] | None, command: str, view: LiveView) -> None:
         self.job_spec, self.command, self.view = job_spec, command, view
@@ -203,14 +209,14 @@ class _Kept:
         if self.job_spec.path is None or self._full:
             return
         try:
-            # Only now: a run that never began leaves nothing behind.
+            # Only now: a run that never starts leaves no files behind.
             self._folder = self._folder or RunFolder(
                 self.job_spec.path, self.job_spec.values, self.command, world="process", history=self._history
             )
             self._folder.metric(to_json_data(asdict(point)))
         except InputError as error:
             self._full = True
-            self.view.say(f"{error}; training goes on without")
+            self.view.say(f"{error}; training continues without it")
 
     def close(self, result: TrainingResult) -> None:
         if self._folder is not None:
@@ -224,7 +230,7 @@ def _without_history(result: TrainingResult) -> dict[str, Any]:
 
 
 def _show(job_spec: JobSpec, results: list[TrainingResult]) -> None:
-    """The closing table."""
+    """Print the closing table."""
     c = job_spec.run().config
     title = f"{c.task}, {counted(c.workers, 'worker')}, {c.topology}, real processes, seed {c.seed}"
     show_comparison(
@@ -236,26 +242,26 @@ def _show(job_spec: JobSpec, results: list[TrainingResult]) -> None:
     )
 
 
-def _ending(asked: _Asked, results: list[TrainingResult]) -> int:
-    """Say how it ended, and the exit code for it."""
-    kept = f"; what there is is in {asked.folder}" if asked.folder is not None else ""
+def _ending(request: _Request, results: list[TrainingResult]) -> int:
+    """Print how the runs ended if they did not complete. Return the exit code."""
+    saved = f"; results so far are in {request.folder}" if request.folder is not None else ""
     code = 0
-    for job_spec, result in zip(asked.job_specs, results, strict=False):
+    for job_spec, result in zip(request.job_specs, results, strict=False):
         if result.ranks_diverged:
             rank = result.ranks_diverged[0]
             where = f"worker {rank}, step {result.status[rank].diverged_at}"
-            lower = f"try a smaller --lr than {job_spec.values['lr']:g}"
-            print(f"gossamer: {result.method} diverged ({where}): {lower}{kept}", file=sys.stderr)
+            hint = f"try a smaller --lr than {job_spec.values['lr']:g}"
+            print(f"gossamer: {result.method} diverged ({where}): {hint}{saved}", file=sys.stderr)
             code = 2
         for status in result.status:
             if status.state == DONE and status.error:
                 print(f"gossamer: {status.error}", file=sys.stderr)
                 code = 2
         if result.failed:
-            print(f"gossamer: {result.method}: {result.failed}{kept if result.begun else ''}", file=sys.stderr)
+            print(f"gossamer: {result.method}: {result.failed}{saved if result.begun else ''}", file=sys.stderr)
             code = 1
     if results[-1].interrupted:
-        after = f" after {duration(results[-1].final.time)}{kept}" if results[-1].begun else ", before anybody trained"
+        after = f" after {duration(results[-1].final.time)}{saved}" if results[-1].begun else " before training began"
         print(f"gossamer: stopped{after}", file=sys.stderr)
         code = 130
     return code
