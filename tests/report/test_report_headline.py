@@ -168,4 +168,7 @@ def test_runs_that_cannot_be_compared():
     assert "different clocks" in sentence(a=run, b=make_run("accuracy", CURVE, time_unit="gradients"))
     started = StoredRun(Path("run"), {}, {"task": "digits"}, [], None, None, [])
     assert sentence(a=started) == "a has started and has no measurements yet."
-    assert sentence(a=started, b=started) == "These are 2 runs without a common measurement to compare."
+    assert sentence(a=started, b=started) == "These are 2 runs that have not reached a common target."
+    diverged = make_run("accuracy", CURVE[:1], final={"diverged": {"time": 0.0, "worker": 0, "step": 1}})
+    assert sentence(a=diverged, b=started) == ("These are 2 runs that have not reached a common target; a diverged.")
+    assert sentence(a=diverged, b=diverged) == "a and b diverged."

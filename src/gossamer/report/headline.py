@@ -156,8 +156,10 @@ def headline(names: Sequence[str], runs: Sequence[StoredRun], targets: Targets |
         return f"These are {len(runs)} runs of different tasks ({_listed(tasks)}): their times cannot be compared."
     if len({run.time_unit for run in runs}) > 1:
         return f"These are {len(runs)} runs on different clocks: their times cannot be compared."
+    if all(run.problem for run in runs):
+        return f"{_failures(names, runs, None).removeprefix('; ')}."
     if targets is None:
-        return f"These are {len(runs)} runs without a common measurement to compare."
+        return f"These are {len(runs)} runs that have not reached a common target{_failures(names, runs, None)}."
     return _about_several(names, runs, targets)
 
 
@@ -258,13 +260,13 @@ def _price(metric: Metric, final: Mapping[str, Any], other: Mapping[str, Any], o
     return f"at no price in {_listed(list(filter(None, unharmed)))}"
 
 
-def _failures(names: Sequence[str], runs: Sequence[StoredRun], times: Sequence[float | None]) -> str:
-    """The runs that did not reach the target, and why."""
+def _failures(names: Sequence[str], runs: Sequence[StoredRun], times: Sequence[float | None] | None) -> str:
+    """The runs that went wrong, and those that did not reach the target at any of ``times``."""
     causes: dict[str, list[str]] = {}
-    for name, run, time in zip(names, runs, times, strict=True):
+    for k, (name, run) in enumerate(zip(names, runs, strict=True)):
         if run.problem:
             causes.setdefault(run.problem.partition(":")[0], []).append(name)
-        elif time is None:
+        elif times is not None and times[k] is None:
             causes.setdefault("did not reach it" if run.finished else "still on the way", []).append(name)
     return "".join(f"; {_listed(failing)} {cause}" for cause, failing in causes.items())
 

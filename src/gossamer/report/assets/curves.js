@@ -43,7 +43,8 @@ function timeTitle(runs) {
     if (run.time_unit !== "s") return "expected gradients per worker";
     return run.world === "virtual" ? "simulated seconds" : "seconds";
   }));
-  return titles.length === 1 ? titles[0] : "time, each run on its own clock";
+  if (titles.length === 1) return titles[0];
+  return titles.includes("expected gradients per worker") ? "time, each run on its own clock" : "simulated or real seconds";
 }
 
 // Title, tick format and tooltip format of a horizontal axis.

@@ -23,7 +23,7 @@ function drawSteps(run) {
     const title = `worker ${rank}: ${formatCount(steps[row])} steps, ${waiting} of the time waiting`;
     return { x: rank, y: steps[row], title };
   });
-  drawBars("steps", bars, { label: "worker", domain: [-0.6, d3.max(ranks) + 0.6], tickFormat: "~s" });
+  drawBars("steps", bars, { label: "worker", domain: [-0.6, d3.max(ranks) + 0.6], tickFormat: "," });
 }
 
 function drawStaleness(run) {
