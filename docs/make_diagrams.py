@@ -23,18 +23,18 @@ class Diagram:
         weight = ' font-weight="600"' if words.startswith("*") else ""
         mono = ' font-family="ui-monospace, Menlo, Consolas, monospace"' if words.startswith("`") else ""
         words = html.escape(words.strip("*`"))
-        self.shapes.append(
-            f'<text x="{x:g}" y="{y:g}" font-size="{size}" text-anchor="{anchor}" fill="{fill}"{weight}{mono}>{words}</text>'
-        )
+        style = f'font-size="{size}" text-anchor="{anchor}" fill="{fill}"{weight}{mono}'
+        self.shapes.append(f'<text x="{x:g}" y="{y:g}" {style}>{words}</text>')
 
     def box(self, x: float, y: float, width: float, height: float, *lines: str, kind: str = "engine") -> None:
         """A rounded box; the first line is its title, the others are small."""
-        self.shapes.append(
-            f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="7" fill="{FILLS[kind]}" stroke="{LINE}"/>'
-        )
+        corners = f'x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="7"'
+        self.shapes.append(f'<rect {corners} fill="{FILLS[kind]}" stroke="{LINE}"/>')
         top = y + height / 2 - 8 * (len(lines) - 1) + 5
         for number, line in enumerate(lines):
-            self.text(x + width / 2, top + 17 * number, line, 13 if number == 0 else 11, fill=INK if number == 0 else SOFT)
+            self.text(
+                x + width / 2, top + 17 * number, line, 13 if number == 0 else 11, fill=INK if number == 0 else SOFT
+            )
 
     def arrow(self, *points: tuple[float, float], label: str = "", both: bool = False, dashed: bool = False) -> None:
         path = " L ".join(f"{x:g} {y:g}" for x, y in points)
@@ -55,7 +55,7 @@ class Diagram:
         )
         IMAGES.joinpath(f"{self.name}.svg").write_text(
             f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {self.width} {self.height}" '
-            f'width="{self.width}" height="{self.height}" font-family="system-ui, Segoe UI, Helvetica, Arial, sans-serif">\n'
+            f'width="{self.width}" height="{self.height}" font-family="system-ui, Helvetica, Arial, sans-serif">\n'
             f'<defs>{tip}</defs>\n<rect width="100%" height="100%" rx="10" fill="#fbfcfc"/>\n'
             + "\n".join(self.shapes)
             + "\n</svg>\n",
@@ -86,24 +86,52 @@ def real_step() -> None:
         "One mini-batch on a real worker",
         [
             ("user", "loss.backward(), then optimizer.step()", "the user's loop", "training thread"),
-            ("engine", "Step pre-hook: take the lock, point the parameters at x", "process/runtime/driver.py, flat_model.py",
-             "training thread"),
+            (
+                "engine",
+                "Step pre-hook: take the lock, point the parameters at x",
+                "process/runtime/driver.py, flat_model.py",
+                "training thread",
+            ),
             ("method", "The method's step() runs up to its Update", "methods/*.py", "training thread"),
-            ("engine", "It yields Mean or Wait: the lock is free while it waits", "process/runtime/effect_handler.py",
-             "methods that wait"),
-            ("network", "The collective runs among the members that are alive", "process/collectives/membership.py, gloo.py",
-             "methods that wait"),
+            (
+                "engine",
+                "It yields Mean or Wait: the lock is free while it waits",
+                "process/runtime/effect_handler.py",
+                "methods that wait",
+            ),
+            (
+                "network",
+                "The collective runs among the members that are alive",
+                "process/collectives/membership.py, gloo.py",
+                "methods that wait",
+            ),
             ("user", "The optimizer updates x", "torch.optim", "training thread"),
-            ("engine", "Step post-hook: rest of step(), weights = eval_point(x), release the lock",
-             "process/runtime/driver.py, flat_model.py", "training thread"),
-            ("method", "Concurrently background() yields Pair: two neighbours agree", "process/pairwise/pairing.py",
-             "background thread"),
-            ("network", "Swap: both send their snapshot, each screens what it received",
-             "process/pairwise/exchanges.py, edge.py, screening.py", "background thread"),
-            ("method", "The method adds the displacement to x under the lock", "methods/*.py, vector_math.py",
-             "background thread"),
+            (
+                "engine",
+                "Step post-hook: rest of step(), weights = eval_point(x), release the lock",
+                "process/runtime/driver.py, flat_model.py",
+                "training thread",
+            ),
+            (
+                "method",
+                "Concurrently background() yields Pair: two neighbours agree",
+                "process/pairwise/pairing.py",
+                "background thread",
+            ),
+            (
+                "network",
+                "Swap: both send their snapshot, each screens what it received",
+                "process/pairwise/exchanges.py, edge.py, screening.py",
+                "background thread",
+            ),
+            (
+                "method",
+                "The method adds the displacement to x under the lock",
+                "methods/*.py, vector_math.py",
+                "background thread",
+            ),
         ],
-    )  # fmt: skip
+    )
 
 
 def virtual_step() -> None:
@@ -111,19 +139,38 @@ def virtual_step() -> None:
         "architecture-virtual-step",
         "One mini-batch in the virtual cluster",
         [
-            ("engine", "The simulation runs the next event of the queue", "virtual/simulation.py, sim/event_queue.py", ""),
-            ("engine", "A gradient begins: the clock says how long it takes", "virtual/sim/cluster.py, sim/clock.py", ""),
-            ("engine", "The tape records \"gradient of this row\", computes nothing yet", "virtual/compute/tape.py", ""),
+            (
+                "engine",
+                "The simulation runs the next event of the queue",
+                "virtual/simulation.py, sim/event_queue.py",
+                "",
+            ),
+            (
+                "engine",
+                "A gradient begins: the clock says how long it takes",
+                "virtual/sim/cluster.py, sim/clock.py",
+                "",
+            ),
+            ("engine", 'The tape records "gradient of this row", computes nothing yet', "virtual/compute/tape.py", ""),
             ("method", "The gradient ends: the method's step() runs", "virtual/sim/method_driver.py, methods/*.py", ""),
             ("engine", "Update: the tape records an optimizer step", "virtual/compute/tape.py", ""),
             ("method", "background() yields Pair: two workers meet", "virtual/sim/pairing.py", ""),
-            ("network", "Swap: the network model says when the vectors arrive", "virtual/sim/exchanges.py, sim/network.py", ""),
+            (
+                "network",
+                "Swap: the network model says when the vectors arrive",
+                "virtual/sim/exchanges.py, sim/network.py",
+                "",
+            ),
             ("method", "The displacement is recorded as sums of rows", "virtual/compute/rows.py, vector_math.py", ""),
-            ("engine", "Somebody reads a row: all stages of the tape are executed in batches",
-             "virtual/compute/executor.py, evaluator.py, optimizers.py", ""),
+            (
+                "engine",
+                "Somebody reads a row: all stages of the tape are executed in batches",
+                "virtual/compute/executor.py, evaluator.py, optimizers.py",
+                "",
+            ),
             ("engine", "A point of the history: losses, consensus, accuracy", "virtual/simulation.py, results.py", ""),
         ],
-    )  # fmt: skip
+    )
 
 
 def threads() -> None:
@@ -131,7 +178,9 @@ def threads() -> None:
     d.text(24, 32, "*Threads of a real worker, and the lock they share", 15, "start")
     d.box(30, 60, 220, 74, "*training thread", "the user's loop, optimizer hooks", "runtime/driver.py", kind="user")
     d.box(30, 210, 220, 74, "*gossamer-background", "the method's background()", "runtime/driver.py", kind="method")
-    d.box(330, 124, 230, 80, "*state.lock", "guards x and the method's vectors", "runtime/worker_state.py", kind="plain")
+    d.box(
+        330, 124, 230, 80, "*state.lock", "guards x and the method's vectors", "runtime/worker_state.py", kind="plain"
+    )
     d.arrow((250, 97), (330, 145))
     d.arrow((250, 247), (330, 185))
     d.text(290, 84, "holds it during a step, not while it waits", 11, "start", SOFT)
@@ -140,10 +189,20 @@ def threads() -> None:
     d.box(620, 60, 210, 62, "*gossamer-async", "collectives that Start began", "daemon_executor.py")
     d.box(620, 140, 210, 62, "*gossamer-edge-N", "receives messages of peer N", "pairwise/edge.py", kind="network")
     d.box(620, 220, 210, 62, "*gossamer-heartbeat", "heartbeats, membership, edges", "store/heartbeats.py")
-    d.box(620, 310, 210, 62, "*gossamer-store", "talks to the key-value store", "store/failover_store.py", kind="network")
+    d.box(
+        620, 310, 210, 62, "*gossamer-store", "talks to the key-value store", "store/failover_store.py", kind="network"
+    )
     d.arrow((725, 282), (725, 310))
-    d.box(30, 310, 530, 62, "*x and weights", "the method changes x at any time, forward and backward read weights;",
-          "they meet at the step boundary only: weights are never torn (runtime/flat_model.py)", kind="plain")
+    d.box(
+        30,
+        310,
+        530,
+        62,
+        "*x and weights",
+        "the method changes x at any time, forward and backward read weights;",
+        "they meet at the step boundary only: weights are never torn (runtime/flat_model.py)",
+        kind="plain",
+    )
     d.arrow((500, 204), (500, 310), label="guards")
     d.save()
 

@@ -1,7 +1,7 @@
 """Run the fault suite several times, spread over several pytest processes: its tests sleep most of the time.
 
 Needs nothing beyond pytest. The first test of a process waits for torch to be loaded, so several runs go into one.
-StopSignals after runs that fail (unless told to go on), and keeps their output.
+Stops after runs that fail (unless told to go on), and keeps their output.
 """
 
 from __future__ import annotations

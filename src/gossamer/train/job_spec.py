@@ -1,4 +1,4 @@
-"""A job for real workers as plain data: the settings of a run and what is kept of it. Handed to every worker's process."""
+"""A job for real workers as plain data, handed to every worker's process: its settings and what is kept of it."""
 
 from __future__ import annotations
 

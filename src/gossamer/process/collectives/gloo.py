@@ -88,7 +88,7 @@ class PairExchange:
         self._trailer_out = group.send([self._words[2:3]], self._peer, _TRAILER)
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until both vectors have arrived. RuntimeError if that fails or takes longer: the connection is closed."""
+        """Wait until both vectors have arrived. RuntimeError, and a closed connection, if that fails or takes longer."""
         until = time.monotonic() + timeout_s
 
         def finish(work: dist.Work) -> None:

@@ -1,4 +1,4 @@
-"""The parts of a real worker put together: its model, its method, its connections, and the thread that maintains them."""
+"""A real worker put together: its model, its method, its connections, the thread that maintains them."""
 
 from __future__ import annotations
 
