@@ -24,7 +24,6 @@ from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.staging import Staging
 from gossamer.process.runtime.step_recorder import StepRecorder
 from gossamer.process.runtime.worker_state import WorkerState
-from gossamer.process.thread_priority import PriorityBoost
 
 
 class Driver:
@@ -47,7 +46,6 @@ class Driver:
         self._void = False
         """The step in progress does not count: the membership changed in it, or its gradient is stale."""
         self._thread: threading.Thread | None = None
-        self._background_priority = PriorityBoost()
         optimizer = self.flat_model.optimizer
         self._hooks = [
             optimizer.register_step_pre_hook(prepare_gradients),
@@ -66,7 +64,7 @@ class Driver:
         self.start_background()
         self.state.in_step, self._void = True, False
         self.step_recorder.enter_step()
-        self._acquire_lock()
+        self.lock.acquire()
         self.flat_model.enter_step()
         if self.state.stale_gradient:
             self.state.stale_gradient, self._void = False, True
@@ -128,15 +126,10 @@ class Driver:
                 self._void = True
                 return False
             finally:
-                self._acquire_lock()
+                self.lock.acquire()
                 self.metrics.idle_s += time.monotonic() - began
                 if not isinstance(effect, Start):
                     self.step_recorder.waited(began)
-
-    def _acquire_lock(self) -> None:
-        if not self.lock.acquire(blocking=False):
-            with self._background_priority.boosted():
-                self.lock.acquire()
 
     # The background thread
 
@@ -147,7 +140,6 @@ class Driver:
             self._thread.start()
 
     def _run_background(self) -> None:
-        self._background_priority.enter()
         if self.flat_model.device.type == "cuda":
             torch.cuda.set_device(self.flat_model.device)
         generator = self.method.background(self.worker)
@@ -168,7 +160,6 @@ class Driver:
             pass
         finally:
             generator.close()
-            self._background_priority.leave()
 
     @property
     def background_started(self) -> bool:
