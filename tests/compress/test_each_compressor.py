@@ -6,10 +6,9 @@ import pytest
 import torch
 from compress_lockstep import FakeWorker, average_all, make_workers
 
-from gossamer.compress.int8 import Int8
 from gossamer.compress.lowrank import LowRank
+from gossamer.compress.quantized import Int8, Sign
 from gossamer.compress.randomblock import RandomBlock
-from gossamer.compress.sign import Sign
 from gossamer.compress.topk import TopK, largest
 from gossamer.errors import InputError
 

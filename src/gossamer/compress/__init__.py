@@ -13,10 +13,10 @@ __all__ = ["COMPRESSORS", "Averaging", "Compressor", "average_with_feedback", "m
 COMPRESSORS = {
     "topk": "gossamer.compress.topk.TopK",
     "randomblock": "gossamer.compress.randomblock.RandomBlock",
-    "sign": "gossamer.compress.sign.Sign",
-    "int8": "gossamer.compress.int8.Int8",
+    "sign": "gossamer.compress.quantized.Sign",
+    "int8": "gossamer.compress.quantized.Int8",
     "lowrank": "gossamer.compress.lowrank.LowRank",
-    "none": "gossamer.compress.dense.Dense",
+    "none": "gossamer.compress.compressor.Dense",
 }
 """The compressors by name. ``make`` loads the class: the command line needs the names, but not torch."""
 

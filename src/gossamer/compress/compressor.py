@@ -1,12 +1,13 @@
-"""The interface of a compressor, error feedback, and the compression ratio."""
+"""The interface of a compressor, error feedback, the compression ratio, and the compressor that compresses nothing."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
 
-from gossamer.effects import Effect
+from gossamer.effects import Effect, Mean
 from gossamer.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,6 +42,20 @@ class Compressor(Protocol):
 
     def size_bytes(self, num_elements: int, itemsize: int = 4) -> int:
         """Return the number of bytes in the messages of one worker per averaging."""
+
+
+@dataclass(frozen=True)
+class Dense:
+    """No compression: an all-reduce of the whole vector. It has no ratio."""
+
+    name: ClassVar[str] = "none"
+
+    def average(self, worker: Worker, vector: Tensor, round: int, topic: str) -> Averaging:
+        mean = yield Mean(vector, round, topic)
+        return mean.clone(), vector.clone()
+
+    def size_bytes(self, num_elements: int, itemsize: int = 4) -> int:
+        return num_elements * itemsize
 
 
 def average_with_feedback(
