@@ -149,6 +149,11 @@ class ClusterSpec:
     def measured(self) -> bool:
         return bool(self.tables)
 
+    @property
+    def main_link(self) -> Link:
+        """The link between nodes; inside the node if there is only one."""
+        return self.between if self.nodes > 1 else self.inside
+
     def with_workers(self, workers: int) -> ClusterSpec:
         """Return a cluster of the same kind of nodes with this many workers; a single node just gets more or fewer."""
         if workers == self.workers:

@@ -9,14 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from gossamer.errors import InputError
 from gossamer.methods import METHODS
 from gossamer.plan.cluster_spec import ClusterSpec
 from gossamer.plan.predict import Candidate
 from gossamer.plan.recommend import BASELINE, UNNAMED_TASK, Plan, Workload, make_plan
 from gossamer.plan.what_if import scaled_bandwidth
 from gossamer.topology import fits
-from gossamer.topology.draw import ROUND_COLOURS, SUFFIXES, TEXT_COLOUR
+from gossamer.topology.draw import ROUND_COLOURS, TEXT_COLOUR, new_figure, save_figure
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -66,12 +65,10 @@ class Sweep:
 
     def over_bandwidth(self) -> Curves:
         """Vary the bandwidth from a hundredth to ten times the cluster's, in gigabits per second."""
-        spec = self.spec
-        link = spec.between if spec.nodes > 1 else spec.inside
         powers = range(-DECADES_SLOWER * POINTS_PER_DECADE, DECADES_FASTER * POINTS_PER_DECADE + 1)
         factors = [10 ** (power / POINTS_PER_DECADE) for power in powers]
-        plans = [self._plan(scaled_bandwidth(spec, factor)) for factor in factors]
-        gigabits = 8 * link.bytes_per_s / 1e9
+        plans = [self._plan(scaled_bandwidth(self.spec, factor)) for factor in factors]
+        gigabits = 8 * self.spec.main_link.bytes_per_s / 1e9
         return self._curves([gigabits * factor for factor in factors], plans, gigabits)
 
     def _plan(self, spec: ClusterSpec) -> Plan:
@@ -102,22 +99,11 @@ class Sweep:
 
 def draw(plan: Plan, path: Path, methods: Sequence[str] = (), topologies: Sequence[str] = ()) -> list[str]:
     """Draw both plots into one file; return a sentence about each."""
-    if path.suffix.lower() not in SUFFIXES:
-        raise InputError(
-            f"cannot draw to {path}: expected a name that ends in {', '.join(SUFFIXES)}; choose one of them"
-        )
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError("drawing needs matplotlib, which is not installed: pip install 'gossamer[plot]'") from None
+    figure = new_figure(path, (12.5, 5.6))
     spec, job = plan.spec, plan.job
-    link = spec.between if spec.nodes > 1 else spec.inside
-    figure = Figure(figsize=(12.5, 5.6), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
     sweep = Sweep(spec, job, plan.max_contraction, methods, topologies)
     panels = [("workers", sweep.over_workers())]
-    if math.isfinite(link.bytes_per_s):
+    if math.isfinite(spec.main_link.bytes_per_s):
         panels.append(("bandwidth", sweep.over_bandwidth()))
     colours = _colours(name for _, curves in panels for name in curves.times_ms)
     axes = figure.subplots(1, len(panels), squeeze=False)[0]
@@ -138,12 +124,7 @@ def draw(plan: Plan, path: Path, methods: Sequence[str] = (), topologies: Sequen
         frameon=False,
         labelcolor=TEXT_COLOUR,
     )
-    try:
-        figure.savefig(path, dpi=140)
-    except OSError as error:
-        raise InputError(
-            f"cannot write {path} ({error.strerror}): expected a folder that exists; check the path"
-        ) from None
+    save_figure(figure, path, dpi=140)
     return sentences
 
 

@@ -49,8 +49,13 @@ class Candidate:
             settings.insert(0, f"every {self.options['period']}")
         return ", ".join([self.method, *settings])
 
+    @property
+    def settings(self) -> dict[str, Any]:
+        """The settings of ``gossamer train`` and ``gossamer.join`` for it."""
+        topology = {"topology": self.topology} if self.uses_topology else {}
+        return {"method": self.method, **topology, **self.options}
+
     def build(self, topology: Topology) -> Method:
-        """Return the method with these settings."""
         method = find(self.method)
         return method(from_values(method.Config, self.options), topology)
 

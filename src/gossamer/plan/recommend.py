@@ -7,6 +7,7 @@ import shlex
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from gossamer.methods import find
@@ -51,14 +52,11 @@ class Plan:
 
     spec: ClusterSpec
     job: Workload
-    ranking: list[Prediction]
+    predictions: list[Prediction]
     baselines: dict[int, Prediction]
     """All-reduce, by number of workers."""
     ddp_s: dict[int, float]
     """The best step time of DDP, by number of workers."""
-    winner: Prediction
-    verdict: str
-    command: str
     notes: list[str]
     max_contraction: float
     seconds: float
@@ -78,6 +76,65 @@ class Plan:
         if self.spec.memory_bytes and prediction.memory_bytes > self.spec.memory_bytes:
             return "does not fit in memory"
         return ""
+
+    @cached_property
+    def ranking(self) -> list[Prediction]:
+        """The predictions, those that may be recommended first, each part by step time."""
+        fastest = min(map(_seconds_per_gradient, self.predictions))
+
+        def key(prediction: Prediction) -> tuple[bool, int, float, float]:
+            # Equal times have the same class; within a class the contraction decides.
+            time_class = math.floor(math.log(_seconds_per_gradient(prediction) / fastest) / math.log1p(SAME_TIME) + 0.5)
+            mixing = round(prediction.contraction, 3) + prediction.late_steps
+            return bool(self.objection(prediction)), time_class, mixing, prediction.bytes_per_step
+
+        return sorted(self.predictions, key=key)
+
+    @property
+    def winner(self) -> Prediction:
+        """The first of the ranking if it may be recommended and is fast enough, else all-reduce."""
+        best = self.ranking[0]
+        is_good = self.speedup(best) >= MIN_SPEEDUP and not self.objection(best)
+        return best if is_good else self.baselines[best.workers]
+
+    @property
+    def verdict(self) -> str:
+        """The recommendation in one sentence."""
+        winner = self.winner
+        baseline, ddp = self.baselines[winner.workers], self.ddp_s[winner.workers]
+        if winner.candidate.method != BASELINE:
+            over = f" over {winner.candidate.topology}" if winner.candidate.uses_topology else ""
+            if ddp > 0.98 * baseline.step_s:
+                against_ddp = ""
+            elif ddp / winner.step_s >= MIN_SPEEDUP:
+                against_ddp = f", {ddp / winner.step_s:.2f}× DDP at its best"
+            else:
+                against_ddp = f"; DDP at its best takes {milliseconds(ddp)}: if you use it, stay with it"
+            return (
+                f"Take {winner.candidate.label}{over}: {milliseconds(winner.step_s)} per step, "
+                f"{self.speedup(winner):.2f}× all-reduce ({milliseconds(baseline.step_s)}, "
+                f"bound by {baseline.bound_by}){against_ddp}."
+            )
+        stay = f"Stay on all-reduce: {milliseconds(baseline.step_s)} per step"
+        others = [each for each in self.ranking if not self.objection(each) and each.candidate.method != BASELINE]
+        if not others:
+            return f"{stay}, and nothing else averages well enough."
+        best, step_s = others[0].candidate.label, milliseconds(others[0].step_s)
+        return f"{stay}, bound by {baseline.bound_by}; the best of the others, {best}, would take {step_s}."
+
+    @property
+    def command(self) -> str:
+        """The command that trains with the winner on this cluster."""
+        winner, spec = self.winner, self.spec.with_workers(self.winner.workers)
+        options: dict[str, Any] = {"task": self.job.task, **self.job.options, **winner.candidate.settings}
+        arguments = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", _text(value))]
+        if spec.nodes == 1:
+            return shlex.join(["gossamer", "train", *arguments, "--workers", str(winner.workers)])
+        torchrun = ["torchrun", "--nnodes", str(spec.nodes), "--nproc-per-node", str(spec.per_node)]
+        torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST:29500"]
+        if uses_nodes(winner.candidate.topology):
+            arguments += ["--nodes", str(spec.nodes)]
+        return shlex.join([*torchrun, "-m", "gossamer", "train", *arguments])
 
     def document(self) -> dict[str, Any]:
         """Return the plan as JSON data."""
@@ -123,7 +180,7 @@ def make_plan(
     max_contraction: float = MAX_CONTRACTION,
     seed: int = 0,
 ) -> Plan:
-    """Predict every candidate and rank them, those that may be recommended first, each part by step time.
+    """Predict every candidate.
 
     Args:
         workers: numbers of workers to compare; empty: as many as the cluster has.
@@ -147,18 +204,12 @@ def make_plan(
         notes |= model.comm.notes
         if spec.measured and count > spec.workers:
             notes[f"{count} workers: measured with {spec.workers}; new ones are taken to be like them"] = None
-    plan = Plan(spec, job, [], baselines, ddp, next(iter(baselines.values())), "", "", [], max_contraction, 0.0)
-    ranking = _ranked(plan, predictions)
-    winner = _winner(plan, ranking)
     return Plan(
         spec=spec,
         job=job,
-        ranking=ranking,
+        predictions=predictions,
         baselines=baselines,
         ddp_s=ddp,
-        winner=winner,
-        verdict=_verdict(plan, ranking, winner),
-        command=command(spec.with_workers(winner.workers), job, winner),
         notes=[f"extrapolates: {note}" for note in notes],
         max_contraction=max_contraction,
         seconds=time.perf_counter() - began,
@@ -166,7 +217,6 @@ def make_plan(
 
 
 def _is_deterministic(spec: ClusterSpec) -> bool:
-    """Return whether all runs would take the same time."""
     compute = spec.compute
     return not (compute.spread or compute.sample_s or any(table.spread for table in spec.tables))
 
@@ -176,71 +226,9 @@ def _seconds_per_gradient(prediction: Prediction) -> float:
     return prediction.step_s / prediction.workers
 
 
-def _ranked(plan: Plan, predictions: list[Prediction]) -> list[Prediction]:
-    fastest = min(map(_seconds_per_gradient, predictions))
-
-    def key(prediction: Prediction) -> tuple[bool, int, float, float]:
-        # Equal times have the same class; within a class the contraction decides.
-        time_class = math.floor(math.log(_seconds_per_gradient(prediction) / fastest) / math.log1p(SAME_TIME) + 0.5)
-        mixing = round(prediction.contraction, 3) + prediction.late_steps
-        return bool(plan.objection(prediction)), time_class, mixing, prediction.bytes_per_step
-
-    return sorted(predictions, key=key)
-
-
-def _winner(plan: Plan, ranking: list[Prediction]) -> Prediction:
-    """Return the first that may be recommended if it is fast enough, else all-reduce."""
-    best = ranking[0]
-    baseline = plan.baselines[best.workers]
-    fast_enough = baseline.step_s / best.step_s >= MIN_SPEEDUP
-    return best if fast_enough and not plan.objection(best) else baseline
-
-
-def _verdict(plan: Plan, ranking: list[Prediction], winner: Prediction) -> str:
-    baseline = plan.baselines[winner.workers]
-    ddp = plan.ddp_s[winner.workers]
-    if winner.candidate.method != BASELINE:
-        over = f" over {winner.candidate.topology}" if winner.candidate.uses_topology else ""
-        if ddp > 0.98 * baseline.step_s:
-            against_ddp = ""
-        elif ddp / winner.step_s >= MIN_SPEEDUP:
-            against_ddp = f", {ddp / winner.step_s:.2f}× DDP at its best"
-        else:
-            against_ddp = f"; DDP at its best takes {milliseconds(ddp)}: if you use it, stay with it"
-        return (
-            f"Take {winner.candidate.label}{over}: {milliseconds(winner.step_s)} per step, "
-            f"{plan.speedup(winner):.2f}× all-reduce ({milliseconds(baseline.step_s)}, bound by {baseline.bound_by})"
-            f"{against_ddp}."
-        )
-    others = [each for each in ranking if not plan.objection(each) and each.candidate.method != BASELINE]
-    if not others:
-        return f"Stay on all-reduce: {milliseconds(baseline.step_s)} per step, and nothing else averages well enough."
-    return (
-        f"Stay on all-reduce: {milliseconds(baseline.step_s)} per step, bound by {baseline.bound_by}; "
-        f"the best of the others, {others[0].candidate.label}, would take {milliseconds(others[0].step_s)}."
-    )
-
-
 def milliseconds(seconds: float) -> str:
     """Format a step's time."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
-
-
-def command(spec: ClusterSpec, job: Workload, winner: Prediction) -> str:
-    """Return the command that trains with the winner on this cluster."""
-    candidate = winner.candidate
-    options: dict[str, Any] = {"task": job.task, **job.options, "method": candidate.method}
-    if candidate.uses_topology:
-        options["topology"] = candidate.topology
-    options |= candidate.options
-    arguments = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", _text(value))]
-    if spec.nodes == 1:
-        return shlex.join(["gossamer", "train", *arguments, "--workers", str(winner.workers)])
-    torchrun = ["torchrun", "--nnodes", str(spec.nodes), "--nproc-per-node", str(spec.per_node)]
-    torchrun += ["--rdzv-backend", "c10d", "--rdzv-endpoint", "HOST:29500"]
-    if uses_nodes(candidate.topology):
-        arguments += ["--nodes", str(spec.nodes)]
-    return shlex.join([*torchrun, "-m", "gossamer", "train", *arguments])
 
 
 def _text(value: Any) -> str:

@@ -68,9 +68,7 @@ def num_steps(step_s: float, candidate: Candidate, seconds: float = RUN_S) -> in
 
 def train_settings(candidate: Candidate, settings: Mapping[str, Any], steps: int) -> dict[str, Any]:
     """Return the settings of ``gossamer train`` for a candidate."""
-    values = {**settings, "method": candidate.method, **candidate.options, "steps": steps}
-    if candidate.uses_topology:
-        values["topology"] = candidate.topology
+    values = {**settings, **candidate.settings, "steps": steps}
     if any(field.name == "warmup" for field in dataclasses.fields(find(candidate.method).Config)):
         # Predictions are about the steps after the warm-up.
         values.setdefault("warmup", 1)

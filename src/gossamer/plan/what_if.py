@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 from gossamer.errors import InputError, unknown
 from gossamer.hardware import Link, parse_link, parse_seconds
@@ -41,22 +42,39 @@ def apply_change(text: str, spec: ClusterSpec, parameters: int) -> Scenario:
         raise unknown("--what-if", name, EXAMPLES)
     if not equals or not value:
         raise InputError(f"--what-if {text!r} has no value: write {EXAMPLES[name]}")
-    return CHANGES[name](spec, parameters, value)
+    if name != "parameters":
+        return Scenario(CHANGES[name](spec, value), parameters)
+    number = _required_number(name, value)
+    is_factor = value.lower().endswith(("x", "×"))
+    return Scenario(spec, max(1, round(number * parameters if is_factor else number)))
 
 
 def scaled_bandwidth(spec: ClusterSpec, factor: float) -> ClusterSpec:
-    """Scale the bandwidth between nodes; inside the node if there is only one."""
-    link = _main_link(spec)
+    """Scale the bandwidth of the main link."""
+    link = dataclasses.replace(spec.main_link, bytes_per_s=spec.main_link.bytes_per_s * factor)
+    return _replace_main_link(spec, link, lambda seconds, latency_s: latency_s + max(0.0, seconds - latency_s) / factor)
+
+
+def _bandwidth(spec: ClusterSpec, value: str) -> ClusterSpec:
+    factor = _number(value)
+    if factor is None:
+        factor = parse_link(value, "--what-if bandwidth").bytes_per_s / spec.main_link.bytes_per_s
+        if not 0 < factor < math.inf:
+            raise InputError(f"--what-if bandwidth={value} cannot be applied: write {EXAMPLES['bandwidth']}")
+    return scaled_bandwidth(spec, factor)
+
+
+def _latency(spec: ClusterSpec, value: str) -> ClusterSpec:
+    link, factor = spec.main_link, _number(value)
+    if factor is None:
+        if link.latency_s == 0:
+            raise InputError("--what-if latency: the cluster file has no latency to change; add one to its links")
+        factor = parse_seconds(value, "--what-if latency") / link.latency_s
     return _replace_main_link(
         spec,
-        Link(link.bytes_per_s * factor, link.latency_s),
-        lambda seconds, latency_s: latency_s + max(0.0, seconds - latency_s) / factor,
+        dataclasses.replace(link, latency_s=link.latency_s * factor),
+        lambda seconds, latency_s: seconds + latency_s * (factor - 1),
     )
-
-
-def _main_link(spec: ClusterSpec) -> Link:
-    """Return the link between nodes; inside the node if there is only one."""
-    return spec.between if spec.nodes > 1 else spec.inside
 
 
 def _replace_main_link(spec: ClusterSpec, link: Link, rescale: Callable[[float, float], float]) -> ClusterSpec:
@@ -77,81 +95,40 @@ def _replace_main_link(spec: ClusterSpec, link: Link, rescale: Callable[[float, 
     return dataclasses.replace(spec, inside=link, tables=tables)
 
 
-def _bandwidth(spec: ClusterSpec, parameters: int, value: str) -> Scenario:
-    factor = _factor(value)
-    if factor is None:
-        factor = parse_link(value, "--what-if bandwidth").bytes_per_s / _main_link(spec).bytes_per_s
-        if not 0 < factor < math.inf:
-            raise InputError(f"--what-if bandwidth={value} cannot be applied: write {EXAMPLES['bandwidth']}")
-    return Scenario(scaled_bandwidth(spec, factor), parameters)
-
-
-def _latency(spec: ClusterSpec, parameters: int, value: str) -> Scenario:
-    link = _main_link(spec)
-    factor = _factor(value)
-    if factor is None:
-        if link.latency_s == 0:
-            raise InputError("--what-if latency: the cluster file has no latency to change; add one to its links")
-        factor = parse_seconds(value, "--what-if latency") / link.latency_s
-    changed = _replace_main_link(
-        spec,
-        Link(link.bytes_per_s, link.latency_s * factor),
-        lambda seconds, latency_s: seconds + latency_s * (factor - 1),
-    )
-    return Scenario(changed, parameters)
-
-
-def _compute(spec: ClusterSpec, parameters: int, value: str) -> Scenario:
-    compute = spec.compute
-    factor = _factor(value)
+def _compute(spec: ClusterSpec, value: str) -> ClusterSpec:
+    compute, factor = spec.compute, _number(value)
     if factor is None:
         factor = parse_seconds(value, "--what-if compute") / compute.mean_s
     if not 0 < factor < math.inf:
         raise InputError(f"--what-if compute={value}: expected a time above 0; write {EXAMPLES['compute']}")
-    changed = dataclasses.replace(
-        compute,
-        mean_s=compute.mean_s * factor,
-        backward_s=compute.backward_s * factor,
-        sample_s=tuple(time * factor for time in compute.sample_s),
-    )
-    return Scenario(dataclasses.replace(spec, compute=changed), parameters)
+    sample_s = tuple(time * factor for time in compute.sample_s)
+    mean_s, backward_s = compute.mean_s * factor, compute.backward_s * factor
+    return _replace_compute(spec, mean_s=mean_s, backward_s=backward_s, sample_s=sample_s)
 
 
-def _workers(spec: ClusterSpec, parameters: int, value: str) -> Scenario:
+def _workers(spec: ClusterSpec, value: str) -> ClusterSpec:
     if not value.isdigit() or int(value) < 1:
         raise InputError(
             f"--what-if workers={value}: expected a whole number of 1 or more; write {EXAMPLES['workers']}"
         )
-    return Scenario(spec.with_workers(int(value)), parameters)
+    return spec.with_workers(int(value))
 
 
-def _straggler(spec: ClusterSpec, parameters: int, value: str) -> Scenario:
-    factor = _factor(value)
-    if factor is None:
-        raise InputError(f"--what-if straggler={value}: expected how many times slower; write {EXAMPLES['straggler']}")
+def _straggler(spec: ClusterSpec, value: str) -> ClusterSpec:
     factors = spec.compute.worker_factors(spec.workers)
-    factors[-1] *= factor
-    compute = dataclasses.replace(spec.compute, factors=tuple(factors.tolist()))
-    return Scenario(dataclasses.replace(spec, compute=compute), parameters)
+    factors[-1] *= _required_number("straggler", value)
+    return _replace_compute(spec, factors=tuple(factors.tolist()))
 
 
-def _spread(spec: ClusterSpec, parameters: int, value: str) -> Scenario:
-    sigma = _factor(value)
-    if sigma is None:
-        raise InputError(f"--what-if spread={value}: expected a number; write {EXAMPLES['spread']}")
-    compute = dataclasses.replace(spec.compute, sample_s=(), spread=sigma)
-    return Scenario(dataclasses.replace(spec, compute=compute), parameters)
+def _spread(spec: ClusterSpec, value: str) -> ClusterSpec:
+    return _replace_compute(spec, sample_s=(), spread=_required_number("spread", value))
 
 
-def _parameters(spec: ClusterSpec, parameters: int, value: str) -> Scenario:
-    number = _factor(value)
-    if number is None or number < 1e-12:
-        raise InputError(f"--what-if parameters={value}: expected a number; write {EXAMPLES['parameters']}")
-    is_factor = value.lower().endswith(("x", "×"))
-    return Scenario(spec, max(1, round(number * parameters if is_factor else number)))
+def _replace_compute(spec: ClusterSpec, **changes: Any) -> ClusterSpec:
+    return dataclasses.replace(spec, compute=dataclasses.replace(spec.compute, **changes))
 
 
-def _factor(value: str) -> float | None:
+def _number(value: str) -> float | None:
     """Parse ``2x`` or ``2``; None if it is neither."""
     match = NUMBER.fullmatch(value)
     try:
@@ -161,12 +138,18 @@ def _factor(value: str) -> float | None:
     return number if 0 < number < math.inf else None
 
 
-CHANGES: dict[str, Callable[[ClusterSpec, int, str], Scenario]] = {
+def _required_number(name: str, value: str) -> float:
+    number = _number(value)
+    if number is None:
+        raise InputError(f"--what-if {name}={value}: expected a number above 0; write {EXAMPLES[name]}")
+    return number
+
+
+CHANGES: dict[str, Callable[[ClusterSpec, str], ClusterSpec]] = {
     "bandwidth": _bandwidth,
     "latency": _latency,
     "compute": _compute,
     "workers": _workers,
     "straggler": _straggler,
     "spread": _spread,
-    "parameters": _parameters,
 }

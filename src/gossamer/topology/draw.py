@@ -16,6 +16,7 @@ from gossamer.topology.topology import Topology
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 SUFFIXES = (".png", ".svg", ".pdf")
 MAX_LABELLED_WORKERS = 64
@@ -32,23 +33,12 @@ TEXT_COLOUR = "#1c2733"
 
 def draw(topology: Topology, path: str | os.PathLike[str]) -> None:
     """Draw the workers and their edges into a file; an edge's colour shows in which rounds it is used."""
-    target = Path(path)
-    if target.suffix.lower() not in SUFFIXES:
-        raise InputError(
-            f"cannot draw to {target}: expected a name that ends in {', '.join(SUFFIXES)}; choose one of them"
-        )
     if topology.num_edges > MAX_DRAWN_EDGES:
         raise InputError(
             f"{topology.name} of {topology.workers} workers has {topology.num_edges} edges, too many for a picture: "
             f"expected at most {MAX_DRAWN_EDGES}; draw it with fewer workers"
         )
-    try:
-        from matplotlib.backends.backend_agg import FigureCanvasAgg
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise InputError("drawing needs matplotlib, which is not installed: pip install 'gossamer[plot]'") from None
-    figure = Figure(figsize=(7.0, 7.6), layout="constrained", facecolor="white")
-    FigureCanvasAgg(figure)
+    figure = new_figure(Path(path), (7.0, 7.6))
     axes = figure.add_subplot()
     axes.set_aspect("equal")
     axes.axis("off")
@@ -61,11 +51,31 @@ def draw(topology: Topology, path: str | os.PathLike[str]) -> None:
     count = f"{topology.workers} worker{'s' if topology.workers > 1 else ''}"
     axes.set_title(f"{topology.name}, {count}", fontsize=15, color=TEXT_COLOUR, pad=24)
     axes.text(0.5, 1.012, facts, transform=axes.transAxes, ha="center", va="bottom", fontsize=10.5, color="#5a6878")
+    save_figure(figure, Path(path), dpi=150)
+
+
+def new_figure(path: Path, size: tuple[float, float]) -> Figure:
+    """Return an empty figure. Raise ``InputError`` if it could not be saved to a file of this name."""
+    if path.suffix.lower() not in SUFFIXES:
+        raise InputError(
+            f"cannot draw to {path}: expected a name that ends in {', '.join(SUFFIXES)}; choose one of them"
+        )
     try:
-        figure.savefig(target, dpi=150)
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise InputError("drawing needs matplotlib, which is not installed: pip install 'gossamer[plot]'") from None
+    figure = Figure(figsize=size, layout="constrained", facecolor="white")
+    FigureCanvasAgg(figure)
+    return figure
+
+
+def save_figure(figure: Figure, path: Path, dpi: int) -> None:
+    try:
+        figure.savefig(path, dpi=dpi)
     except OSError as error:
         raise InputError(
-            f"cannot write {target} ({error.strerror}): expected a folder that exists; check the path"
+            f"cannot write {path} ({error.strerror}): expected a folder that exists; check the path"
         ) from None
 
 
