@@ -6,8 +6,11 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from gossamer.config import resolve
-from gossamer.errors import InputError
+from gossamer.errors import InputError, unknown
+from gossamer.methods import find
+from gossamer.settings import from_values
 from gossamer.tasks import Task
+from gossamer.topology import build
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -17,6 +20,8 @@ if TYPE_CHECKING:
     from gossamer.process.runtime.swarm import Swarm
     from gossamer.virtual.compute.optimizers import MakeOptimizer
     from gossamer.virtual.simulation import PointCallback, SimulationResult
+
+TRANSPORTS = ("gloo", "nccl")
 
 
 def simulate(
@@ -45,7 +50,10 @@ def simulate(
     Returns:
         The final figures, the history and the averaged model.
 
-    Example:
+    Raises:
+        InputError: If a name, an option or the task cannot be used.
+
+    Examples:
         >>> result = simulate(task="quadratic", method="gossip", workers=4, clock="ideal", steps=20)
         >>> result.final.time
         20.0
@@ -86,7 +94,8 @@ def join(
 ) -> Swarm:
     """Train ``model`` together with the other workers of this job, which torchrun starts like any PyTorch job.
 
-    The training loop stays as it is, including ``optimizer.step()``:
+    Returns when all workers have joined. The training loop stays as it is, including ``optimizer.step()``. Each worker
+    must see its own share of the data, for example by a ``DistributedSampler``:
 
     ```python
     swarm = gossamer.join(model, optimizer, method="a2cid2", topology="ring")
@@ -99,7 +108,7 @@ def join(
 
     Args:
         model: The model. Its trainable parameters become views of one flat vector, and all workers start from the
-            weights of one of them.
+            weights and buffers of rank 0.
         optimizer: The optimizer of the model's parameters.
         method: A name that ``gossamer methods`` lists. ``auto`` measures the workers for some seconds, plans, and
             uses the best method and topology; ``swarm.events`` names them.
@@ -112,24 +121,43 @@ def join(
         **settings: Options of the method by name, such as ``rate=2``.
 
     Returns:
-        The handle of this worker, with which the program evaluates, checkpoints and finishes.
+        The handle of this worker, to evaluate, checkpoint and finish with.
+
+    Raises:
+        InputError: If a name, an option or the optimizer cannot be used.
     """
-    from gossamer.process.runtime.join import join as join_workers
+    from torch.optim import LBFGS
+
+    from gossamer.process.runtime.swarm import Swarm
+    from gossamer.process.runtime.worker_runtime import WorkerRuntime
     from gossamer.process.store.rank_info import find_rank_info
 
-    if method != "auto":
-        return join_workers(
-            model, optimizer, method=method, topology=topology, seed=seed, transport=transport, **settings
-        )
-    if loss is None:
-        raise InputError(
-            "method auto has to time a step: give the loss of one mini-batch, as loss=lambda: loss_fn(model(x), y)"
-        )
-    if settings or topology != "ring":
-        raise InputError("method auto chooses the topology and the options too: leave them out, or name a method")
-    from gossamer.plan.auto import choose_for_loop
+    if transport not in TRANSPORTS:
+        raise unknown("transport", transport, TRANSPORTS)
+    events = []
+    if method == "auto":
+        if loss is None:
+            raise InputError(
+                "method auto has to time a step: give the loss of one mini-batch, as loss=lambda: loss_fn(model(x), y)"
+            )
+        if settings or topology != "ring":
+            raise InputError("method auto chooses the topology and the options too: leave them out, or name a method")
+        from gossamer.plan.auto import choose_for_loop
 
-    choice, chosen = choose_for_loop(find_rank_info(), model, optimizer, loss)
-    swarm = join_workers(model, optimizer, seed=seed, transport=transport, **chosen)
-    swarm.events.append(f"auto: {choice.verdict}")
+        choice = choose_for_loop(find_rank_info(), model, optimizer, loss)
+        method, topology, settings = choice.candidate.method, choice.candidate.topology, dict(choice.candidate.options)
+        events.append(f"auto: {choice.verdict}")
+    rank_info = find_rank_info()
+    method_class = find(method)
+    options = method_class.Config.__dataclass_fields__
+    for name in settings:
+        if name not in options:
+            raise InputError(f"{method} has no option {name!r}: expected some of {', '.join(options) or 'none'}")
+    graph = build(topology, workers=rank_info.workers, seed=seed)
+    instance = method_class(from_values(method_class.Config, settings), graph)
+    instance.check_optimizer(optimizer)
+    if isinstance(optimizer, LBFGS):
+        raise InputError("LBFGS takes several gradients per step, workers exchange after one: take another optimizer")
+    swarm = Swarm(WorkerRuntime(model, optimizer, instance, graph, rank_info, seed, transport))
+    swarm.events.extend(events)
     return swarm

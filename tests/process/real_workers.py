@@ -21,7 +21,7 @@ from gossamer.process.store.rank_info import free_port
 # A server that has torch loaded already, and what optimizers load at their first step, forks the workers: they start in
 # no time, and are processes of their own.
 FORKS = multiprocessing.get_context("forkserver")
-FORKS.set_forkserver_preload(["gossamer.process.runtime.join", "torch._dynamo"])
+FORKS.set_forkserver_preload(["gossamer.process.runtime.swarm", "torch._dynamo"])
 
 Report = dict[str, Any]
 Script = Callable[..., None]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from gossamer.process.runtime.join import join
+from gossamer.api import join
 from gossamer.process.runtime.swarm import Swarm
 
 

@@ -13,10 +13,10 @@ from typing import Any
 import torch
 from torch import nn
 
+from gossamer.api import join
 from gossamer.errors import InputError
 from gossamer.process.collectives import group_builder
 from gossamer.process.collectives.gloo import PairExchange
-from gossamer.process.runtime.join import join
 
 
 def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Connection) -> None:

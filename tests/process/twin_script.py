@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
+from gossamer.api import join
 from gossamer.config import resolve
-from gossamer.process.runtime.join import join
 from gossamer.tasks import worker_batches
 
 

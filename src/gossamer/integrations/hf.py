@@ -9,8 +9,8 @@
     trainer.train()
     # Here all workers hold the same, averaged model; trainer.save_model() saves it, once.
 
-To Accelerate every worker is alone: nothing is wrapped in DDP, and workers do not wait for each other to count tokens
-or to save. Only rank 0 logs and saves.
+To Accelerate every worker is alone: it wraps nothing in DDP, and workers do not wait for each other to count tokens or
+to save. Only rank 0 logs and saves.
 """
 
 from __future__ import annotations
@@ -26,9 +26,9 @@ from accelerate.state import AcceleratorState, PartialState
 from torch.utils.data import Subset
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
+from gossamer.api import join
 from gossamer.errors import InputError
 from gossamer.methods import find
-from gossamer.process.runtime.join import join
 from gossamer.process.runtime.swarm import Swarm
 from gossamer.process.store.rank_info import find_local_rank, find_rank
 
@@ -38,9 +38,9 @@ TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
 
 @contextlib.contextmanager
 def alone() -> Iterator[None]:
-    """What is made in here, ``TrainingArguments`` or an ``Accelerator``, takes this worker for the only one.
+    """Hide the other workers from what is created in this block: ``TrainingArguments`` or an ``Accelerator``.
 
-    It still knows its rank: only rank 0 logs and saves. Of several GPUs each worker of a machine sees one.
+    It still knows its rank: only rank 0 logs and saves. If a machine has several GPUs, each worker sees one of them.
     """
     (rank, _), local = find_rank(), find_local_rank()
     devices = torch.cuda.device_count()
@@ -58,7 +58,11 @@ def alone() -> Iterator[None]:
 
 
 def shard(dataset: Any) -> Any:
-    """This worker's share of a dataset: every n-th example, of a ``datasets`` dataset or any with a length."""
+    """Return this worker's share of a dataset: every n-th example.
+
+    Args:
+        dataset: A dataset of the library ``datasets``, or any dataset with a length.
+    """
     rank, workers = find_rank()
     if hasattr(dataset, "shard"):
         return dataset.shard(num_shards=workers, index=rank)
@@ -68,9 +72,13 @@ def shard(dataset: Any) -> Any:
 
 
 class GossamerCallback(TrainerCallback):
-    """Joins the other workers when training begins, and ends with the same, averaged model on all of them.
+    """A callback of the Trainer: joins the other workers when training begins, and averages all models at its end.
 
-    The options are those of ``gossamer.join``.
+    Args:
+        method: As for ``gossamer.join``.
+        topology: As for ``gossamer.join``.
+        seed: As for ``gossamer.join``.
+        **settings: Options of the method, as for ``gossamer.join``.
     """
 
     def __init__(
@@ -79,7 +87,7 @@ class GossamerCallback(TrainerCallback):
         find(method)
         self._joining = {"method": method, "topology": topology, "seed": seed, **settings}
         self.swarm: Swarm | None = None
-        """This worker's part in the training, while it lasts and afterwards."""
+        """The handle of this worker, from the start of training on."""
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **given: Any

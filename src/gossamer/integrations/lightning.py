@@ -6,8 +6,8 @@
     trainer.fit(model, loader)      # every worker takes its share of the training data
     # Here all workers hold the same, averaged model.
 
-To Lightning every worker is alone with its device: nothing is wrapped in DDP, and no barrier, broadcast or reduction of
-Lightning's own makes workers wait for each other.
+To Lightning every worker is alone with its device: Lightning wraps nothing in DDP, and none of its barriers, broadcasts
+and reductions makes workers wait for each other.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.strategies import ParallelStrategy
 from lightning.pytorch.trainer.states import TrainerFn
 
+from gossamer.api import join
 from gossamer.errors import InputError
 from gossamer.methods import find
-from gossamer.process.runtime.join import join
 from gossamer.process.runtime.swarm import Swarm
 from gossamer.process.store.rank_info import find_local_rank, find_rank
 
@@ -33,15 +33,18 @@ CPU = torch.device("cpu")
 
 
 class GossamerStrategy(ParallelStrategy):
-    """Each worker trains on its own device and its own share of the data; Gossamer keeps the models together.
+    """A Lightning strategy: each worker trains its own replica, and Gossamer averages the replicas.
 
-    method, topology, seed, settings
-        As of ``gossamer.join``.
-    validate_mean
-        Validate the mean model of all workers instead of each worker's own. Workers wait for each other there.
+    Each worker gets its own share of the training data, and all of the validation and test data.
+    ``self.log(…, sync_dist=True)`` logs the mean over the workers, which wait for each other there.
 
-    Training data is dealt out to the workers, validation and test data is not: every worker sees all of it.
-    ``self.log(…, sync_dist=True)`` logs the mean over the workers, who wait for each other there.
+    Args:
+        method: As for ``gossamer.join``.
+        topology: As for ``gossamer.join``.
+        seed: As for ``gossamer.join``.
+        validate_mean: Validate the mean of all workers' models instead of each worker's own. Workers wait for each
+            other there.
+        **settings: Options of the method, as for ``gossamer.join``.
     """
 
     strategy_name = "gossamer"
@@ -63,7 +66,7 @@ class GossamerStrategy(ParallelStrategy):
         self._trainer: Trainer | None = None
         self._joined = False
         self.swarm: Swarm | None = None
-        """This worker's part in the training, while it lasts and afterwards."""
+        """The handle of this worker, from the start of training on."""
         self._rank, self._workers = find_rank()
 
     @property
@@ -89,7 +92,7 @@ class GossamerStrategy(ParallelStrategy):
 
     @property
     def is_distributed(self) -> bool:
-        """Whether there are others, as far as Lightning's samplers and logs are concerned."""
+        """Whether Lightning's samplers and logs see several workers."""
         return self._trainer is not None and self._trainer.state.fn == TrainerFn.FITTING
 
     @property
@@ -118,7 +121,7 @@ class GossamerStrategy(ParallelStrategy):
         self._looking.close()
 
     def barrier(self, name: str | None = None) -> None:
-        """Nobody waits."""
+        """Do nothing: workers do not wait for each other."""
 
     def broadcast(self, obj: Anything, src: int = 0) -> Anything:
         return obj

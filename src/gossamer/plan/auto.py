@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -95,14 +94,11 @@ class LossSteps:
 
 def choose_for_loop(
     rank_info: RankInfo, model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]
-) -> tuple[Choice, dict[str, Any]]:
-    """Return the winner for a user's own training loop, and the settings of ``gossamer.join`` for it."""
+) -> Choice:
+    """Return the winner for a user's own training loop."""
     steps = LossSteps(model, optimizer, loss)
     try:
         choice = choose(rank_info, steps, lambda began: None, type(optimizer).__name__.lower(), knows_nodes=False)
     finally:
         steps.restore()
-    settings: dict[str, Any] = {"method": choice.candidate.method, **choice.candidate.options}
-    if choice.candidate.uses_topology:
-        settings["topology"] = choice.candidate.topology
-    return choice, settings
+    return choice

@@ -13,7 +13,6 @@ from gossamer.config import resolve
 from gossamer.errors import InputError
 from gossamer.plan import cluster_file
 from gossamer.plan.auto import AUTO, PROBE_S, Choice, choose
-from gossamer.plan.cluster_spec import ClusterSpec
 from gossamer.plan.recommend import Workload, make_plan
 from gossamer.process.store.rank_info import RankInfo
 from gossamer.train.job_spec import JobSpec, real_settings
@@ -27,19 +26,16 @@ def settled(values: dict[str, Any], rank_info: RankInfo | None) -> dict[str, Any
     if "topology" in values:
         raise InputError("--method auto chooses the topology too: leave --topology out, or name a method")
     basis = {**values, "method": "allreduce"}
-    spec, choice = _probed_here(basis) if rank_info is None else _probed_together(basis, rank_info)
-    candidate = choice.candidate
-    chosen = {**values, "method": candidate.method, **candidate.options}
-    if candidate.uses_topology:
-        chosen["topology"] = candidate.topology
-        if spec.per_node > 1 and spec.nodes > 1:
-            chosen["nodes"] = spec.nodes
+    choice = _probed_here(basis) if rank_info is None else _probed_together(basis, rank_info)
+    chosen = {**values, **choice.candidate.settings}
+    if choice.candidate.uses_topology and choice.spec.per_node > 1 and choice.spec.nodes > 1:
+        chosen["nodes"] = choice.spec.nodes
     if rank_info is None or rank_info.rank == 0:
         print(f"auto: {choice.verdict}", file=sys.stderr, flush=True)
     return chosen
 
 
-def _probed_here(values: dict[str, Any]) -> tuple[ClusterSpec, Choice]:
+def _probed_here(values: dict[str, Any]) -> Choice:
     """Probe with workers started here, and plan."""
     (settings,) = real_settings(values, None)
     (run,) = resolve(settings)
@@ -51,14 +47,13 @@ def _probed_here(values: dict[str, Any]) -> tuple[ClusterSpec, Choice]:
             raise InputError("--method auto could not measure these workers: name a method")
         spec = cluster_file.read(file)
     plan = make_plan(spec, Workload(run.task.name, spec.parameters, run.config.optimizer))
-    return spec, Choice(plan.winner.candidate, plan.verdict, spec)
+    return Choice(plan.winner.candidate, plan.verdict, spec)
 
 
-def _probed_together(values: dict[str, Any], rank_info: RankInfo) -> tuple[ClusterSpec, Choice]:
+def _probed_together(values: dict[str, Any], rank_info: RankInfo) -> Choice:
     """Probe as one of the workers that others have started, and plan."""
     (settings,) = real_settings(values, rank_info.workers)
     job_spec = JobSpec(settings)
     run = job_spec.run()
     pace = job_spec.pace(run, rank_info.rank, threading.Event())
-    choice = choose(rank_info, WorkerTask(run, rank_info.rank), pace.delay, run.config.optimizer, knows_nodes=True)
-    return choice.spec, choice
+    return choose(rank_info, WorkerTask(run, rank_info.rank), pace.delay, run.config.optimizer, knows_nodes=True)

@@ -20,7 +20,10 @@ Batch = TypeVar("Batch")
 
 
 class Swarm:
-    """This worker's part in the training, made by ``gossamer.join``. As a context manager it ends with ``finish``."""
+    """The handle of this worker in a job. ``gossamer.join`` returns it.
+
+    Used as a context manager it calls ``finish`` at the end of the block, or ``close`` if an exception ends it.
+    """
 
     def __init__(self, runtime: WorkerRuntime) -> None:
         self._runtime = runtime
@@ -40,14 +43,19 @@ class Swarm:
         return runtime.metrics
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state of this worker for a checkpoint, beside its model's and optimizer's own ``state_dict``.
+        """Return the state of this worker that is not in the model's and the optimizer's own ``state_dict``.
 
-        Communication in flight is waited for and kept. The result holds tensors and JSON data in nested dictionaries.
+        Waits for communication in flight; the result contains its answers. It consists of tensors and JSON data in
+        nested dictionaries, so ``torch.load(…, weights_only=True)`` reads it.
         """
         return {**self._runtime.state.state_dict(), "batches": self._runtime.num_batches_taken}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what ``state_dict`` returned; on all workers, each its own, before the first step."""
+        """Continue from what ``state_dict`` returned.
+
+        Every worker must load its own state, right after ``join`` and before its first step. Load the model and the
+        optimizer too.
+        """
         runtime = self._runtime
         if runtime.metrics.steps or runtime.driver.background_started:
             raise InputError("load_state_dict comes too late: call it right after join, before the first step")
@@ -56,17 +64,18 @@ class Swarm:
         runtime.store.compare_set("batches", str(runtime.num_batches_taken))
 
     def batches(self, loader: Iterable[Batch], total_steps: int) -> Iterator[Batch]:
-        """Yield mini-batches of ``loader`` until all workers together have made ``total_steps`` steps.
+        """Yield mini-batches of ``loader`` until all workers together have done ``total_steps`` steps.
 
-        Fast workers make more of them. The loader starts again when it is exhausted.
+        Fast workers do more of them than slow ones. An exhausted loader is iterated again.
         """
         return shared_batches(self._runtime, loader, total_steps)
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:
-        """Replace this worker's model by the mean of all workers' inside this block, buffers included.
+        """Evaluate the mean of all workers' models, including buffers, inside this block.
 
-        All workers have to enter it. For evaluation: training goes on from the worker's own model.
+        All workers must enter it; with a method in lockstep, after the same step. At its end each worker gets its own
+        model back. If a worker is lost meanwhile, the block runs with this worker's own model, and ``events`` says so.
         """
         runtime, flat_model = self._runtime, self._runtime.flat_model
         with runtime.state.lock:
@@ -86,7 +95,7 @@ class Swarm:
                 flat_model.load_buffers(buffers)
 
     def mean(self, tensor: Tensor) -> Tensor:
-        """Return the mean of a tensor of any shape over all workers, of a score for instance. All have to call it."""
+        """Return the mean of a tensor of any shape over all workers, for example of a score. All must call it."""
         (mean,) = self._host_means(tensor.detach().flatten().double())
         return mean.to(tensor.dtype).reshape(tensor.shape).to(tensor.device)
 
@@ -105,7 +114,11 @@ class Swarm:
             return [vector.to("cpu", copy=True) for vector in vectors]
 
     def finish(self) -> None:
-        """Agree with the other workers on the end of training; afterwards all hold the same, averaged model."""
+        """End the training: wait for the other workers alive and average all models exactly.
+
+        Afterwards all workers have the same weights and buffers, and all connections and threads are closed. A worker
+        that calls it early serves the exchanges of the others until they call it too.
+        """
         if self._runtime.lifecycle.closed:
             return
         self._runtime.finish_training()
@@ -113,7 +126,7 @@ class Swarm:
         self.close()
 
     def close(self) -> None:
-        """Leave at once, without the final average."""
+        """Leave the job at once, without the final average. The other workers continue."""
         atexit.unregister(self.close)
         self._runtime.close()
 
