@@ -57,6 +57,7 @@ class Point:
     utilization: float
     """Share of the workers' time that they did not spend waiting, 0 to 1."""
     workers_alive: int
+    """Number of workers alive."""
     wall_s: float
     """Seconds that the run has taken so far on the machine that runs it."""
 
@@ -66,6 +67,7 @@ class WorkerPoint:
     """The state of one worker at the same moment. All counts are totals since the start of the run."""
 
     rank: int
+    """The number of the worker, from 0."""
     state: str
     """``training``, ``waiting`` or ``gone``; for real workers also ``starting``, ``done`` and ``failed``."""
     steps: int

@@ -32,8 +32,9 @@ def make(name: str, ratio: float) -> Compressor:
     ``ratio`` is the size of the vector divided by the size of the message. It sets ``topk`` (in elements: with the
     indices the message is twice as long), ``randomblock`` and ``lowrank``. The others have a fixed ratio.
 
-    >>> make("topk", ratio=128).size_bytes(num_elements=1_280)
-    80
+    Examples:
+        >>> make("topk", ratio=128).size_bytes(num_elements=1_280)
+        80
     """
     if name not in COMPRESSORS:
         raise unknown("compressor", name, COMPRESSORS)

@@ -29,7 +29,7 @@ class Method:
     ``finish`` are generators that yield the effects of ``gossamer.effects`` and receive the answers. The same code
     runs on real workers and in the virtual cluster.
 
-    The object holds settings only. All state of a worker is in the worker (``gossamer.worker.Worker``).
+    The object holds settings only. All state of a worker is in the worker (``gossamer.Worker``).
     """
 
     name: ClassVar[str]
@@ -41,7 +41,7 @@ class Method:
     lockstep: ClassVar[bool] = False
     """Whether workers wait for each other within a step, so that all do the same number of steps."""
     pairwise: ClassVar[bool] = False
-    """Whether workers exchange in pairs; otherwise they communicate by collectives."""
+    """Whether workers exchange in pairs (``Pair``, ``Swap``); otherwise they communicate by collectives."""
     shared: ClassVar[tuple[str, ...]] = ()
     """Names of the vectors, scalars and tickets that are equal on all workers. A worker that joins copies them."""
     shared_vectors: ClassVar[tuple[str, ...]] = ()

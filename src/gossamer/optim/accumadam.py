@@ -33,7 +33,9 @@ from gossamer.vector_math import CHUNK
 
 
 class AccumAdam(Optimizer):
-    """Adam whose moments are updated with the mean of ``period`` gradients. The module's docstring has the formula.
+    """Adam whose moments are updated once per ``period`` steps, with the mean of the gradients since the last update.
+
+    Every step still uses its newest gradient. The module's docstring has the formulas.
 
     Args:
         params: Parameters or parameter groups, as for every torch optimizer.

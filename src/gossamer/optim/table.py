@@ -81,8 +81,9 @@ def make(
 ) -> Optimizer:
     """Return a new optimizer of this name. Optimizers without momentum or period ignore those arguments.
 
-    >>> make("sgd", [torch.zeros(3, requires_grad=True)], lr=0.1).defaults["momentum"]
-    0.9
+    Examples:
+        >>> make("sgd", [torch.zeros(3, requires_grad=True)], lr=0.1).defaults["momentum"]
+        0.9
     """
     cls = _class_of(name)
     if not math.isfinite(lr):

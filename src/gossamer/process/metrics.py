@@ -10,14 +10,17 @@ class Metrics:
     """Counters of one worker since it joined."""
 
     steps: int = 0
+    """Optimizer steps."""
     exchanges: int = 0
     """Pairwise exchanges and collectives that this worker took part in."""
     bytes_sent: int = 0
+    """Bytes sent by this worker."""
     idle_s: float = 0.0
     """Seconds that training waited for other workers."""
     consensus: float = 0.0
     """Estimate of sqrt(mean_i ‖x_i − x̄‖²) from the newest exchange: ‖x_i − x_j‖/√2 of its two workers."""
     peers_alive: int = 0
+    """Other workers that are alive."""
     lost: int = 0
     """Connections that broke."""
     refused: int = 0

@@ -58,14 +58,15 @@ def build(
     """Build a topology.
 
     Args:
-        topology: a name, with an option after a colon if it takes one (``ring``, ``torus:4x4``); a networkx graph with
+        topology: A name, with an option after a colon if it takes one (``ring``, ``torus:4x4``); a networkx graph with
             nodes 0..n-1; or the path of an edge list, one ``i j`` per line.
-        workers: the number of workers; optional for a graph or a file.
-        nodes: the number of machines they run on, for topologies that depend on it; by default one per worker.
-        seed: for random graphs.
+        workers: Number of workers; optional for a graph or a file.
+        nodes: Number of machines that they run on, for topologies that depend on it; by default one per worker.
+        seed: Seed of random graphs.
 
-    >>> build("ring", workers=4).neighbours(0)
-    (1, 3)
+    Examples:
+        >>> build("ring", workers=4).neighbours(0)
+        (1, 3)
     """
     if workers is not None:
         workers = _count("workers", workers)

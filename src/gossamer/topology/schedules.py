@@ -18,10 +18,12 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """Workers that average in one round, sorted, and how far each moves towards their mean (1: all the way)."""
+    """Workers that average in one round."""
 
     members: tuple[int, ...]
+    """Their ranks, sorted."""
     strength: float = 1.0
+    """How far each moves towards their mean; 1: all the way."""
 
 
 Rounds = tuple[tuple[Group, ...], ...]

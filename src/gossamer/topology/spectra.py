@@ -27,10 +27,15 @@ class Constants:
     """The constants of a graph at one exchange rate; the module's docstring defines them."""
 
     chi1: float
+    """χ1 = 1/λ_2(Λ): how slowly gossip mixes."""
     chi2: float
+    """χ2: half the largest effective resistance of an edge."""
     eta: float
+    """η = 1/(2√(χ1 χ2)): the momentum of A²CiD²."""
     alpha_tilde: float
+    """α̃ = ½√(χ1/χ2): the second step size of A²CiD²."""
     spectral_gap: float
+    """1 − the second largest modulus of the eigenvalues of the Metropolis–Hastings matrix."""
 
     @classmethod
     def from_chi(cls, *, chi1: float, chi2: float, spectral_gap: float) -> Constants:

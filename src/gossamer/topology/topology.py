@@ -23,9 +23,9 @@ MAX_CACHED_DEGREE = 256
 
 
 class Topology:
-    """A connected graph of workers 0..n-1 with a schedule of averaging rounds; ``build`` makes one.
+    """A connected graph of workers 0..n-1 with a schedule of averaging rounds.
 
-    What takes time or memory is computed at its first use and cached.
+    ``gossamer.topology.build`` returns one. Expensive properties are computed at their first use and cached.
     """
 
     def __init__(
@@ -67,6 +67,7 @@ class Topology:
 
     @property
     def num_edges(self) -> int:
+        """The number of edges."""
         return self.structure.num_edges
 
     @property

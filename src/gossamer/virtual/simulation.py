@@ -35,18 +35,25 @@ class SimulationResult:
     workers: int
     seed: int
     final: Point
+    """The state at the end of the run."""
     final_workers: list[WorkerPoint]
+    """The state of each worker at the end."""
     history: list[Point]
+    """The run over time: a point at the start, one per unit of time or per step of all workers, one at the end."""
     model: Tensor = field(repr=False)
     """The averaged parameters as one flat vector."""
     weights: dict[str, Tensor] = field(repr=False)
     """The ``state_dict`` of the averaged model."""
     worker_bytes_sent: list[int]
+    """Bytes sent by each worker."""
     worker_compute_time: list[float]
+    """Time that each worker spent on gradients."""
     worker_idle_time: list[float]
+    """Time that each worker spent waiting."""
     events: list[str]
-    """Deaths and joins of workers, for people."""
+    """Deaths and joins of workers, as text."""
     diverged: Diverged | None = None
+    """Where the first loss was not finite, with attributes ``time``, ``rank`` and ``step``; None if none was."""
     interrupted: bool = False
     """Ctrl-C ended the run early."""
 
