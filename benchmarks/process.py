@@ -314,8 +314,8 @@ DOCUMENTED = {
     "gossip": (2, 1),
     "a2cid2": (3, 1),
 }
-"""Vectors of extra memory by the methods' docstrings, and by ``docs/processes.md`` for real workers beyond that: the
-vector that gradients are taken at, the gradient as one vector, the mean."""
+"""Vectors of extra memory by the methods' docstrings, and by ``docs/your-own-loop.md`` for real workers beyond that:
+the vector that gradients are taken at, the gradient as one vector, the mean."""
 
 
 def memory(args: argparse.Namespace) -> list[Row]:
