@@ -1,8 +1,8 @@
 """The recorder that the virtual cluster and the real workers feed.
 
 Its calls only append numbers to buffers. ``flush`` aggregates the buffers into arrays whose size does not depend on the
-length of the run, and passes them to the trace if one is written. Times are seconds since the run began (gradients per
-worker on the ideal clock).
+length of the run, and passes them to the trace if one is written. Times are seconds (gradients per worker on the ideal
+clock) on any clock; the recorder subtracts its ``origin``, the time on that clock at which the run began.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class Recorder:
     def __init__(self, ranks: Sequence[int], sink: Sink | None = None) -> None:
         self.ranks, self.sink = tuple(ranks), sink
         self.timeline = Timeline(len(self.ranks))
+        self.origin = 0.0
         self.until = 0.0
         self.resumed_after_s = 0.0
         """How long the run had lasted before it was resumed: its time continues from there."""
@@ -92,18 +93,19 @@ class Recorder:
 
     def stepped(self, rank: int, began: float, computed: float, ended: float) -> None:
         """A step: the worker computed its gradient from ``began`` to ``computed``; the step ended at ``ended``."""
-        self._steps.extend((rank, began, computed, ended))
+        origin = self.origin
+        self._steps.extend((rank, began - origin, computed - origin, ended - origin))
         if len(self._steps) >= BUFFER_LENGTH:
             self.flush()
 
     def waited(self, rank: int, start: float, end: float) -> None:
         """Within a step, the worker waited for others."""
-        self._waits.extend((rank, start, end))
+        self._waits.extend((rank, start - self.origin, end - self.origin))
 
     def snapshot(self, rank: int, start: float, end: float) -> None:
         """The worker copied the vector that it will send."""
         if self.sink is not None:
-            self._snapshots.extend((rank, start, end))
+            self._snapshots.extend((rank, start - self.origin, end - self.origin))
 
     def exchanged(self, members: Members, start: float, end: float, sent_bytes: int, name: str = "") -> None:
         """The members exchanged: two with each other, more in a ring, each sending ``sent_bytes`` to the next.
@@ -115,29 +117,29 @@ class Recorder:
             group = self._add_group(members)
         if self.sink is not None:
             self._exchange_names.append(name)
-        self._exchanges.extend((group, start, end, sent_bytes))
+        self._exchanges.extend((group, start - self.origin, end - self.origin, sent_bytes))
         if len(self._exchanges) >= BUFFER_LENGTH:
             self.flush()
 
     def merged(self, rank: int, start: float, end: float, staleness: int) -> None:
         """The worker merged an answer, ``staleness`` steps after its snapshot."""
-        self._merges.extend((rank, start, end, staleness))
+        self._merges.extend((rank, start - self.origin, end - self.origin, staleness))
         if len(self._merges) >= BUFFER_LENGTH:
             self.flush()
 
     def left(self, rank: int, time: float) -> None:
         """The worker died, or has not joined yet."""
-        self._absent_since.setdefault(rank, time)
+        self._absent_since.setdefault(rank, time - self.origin)
 
     def joined(self, rank: int, time: float) -> None:
         """The worker joined, for the first time or again."""
         if rank in self._absent_since:
-            self._absences.extend((rank, self._absent_since.pop(rank), time))
+            self._absences.extend((rank, self._absent_since.pop(rank), time - self.origin))
 
     def add_event(self, time: float, text: str) -> None:
         """Keep an event that people should know of."""
         if len(self.events) < MAX_EVENTS:
-            self.events.append((time, text))
+            self.events.append((time - self.origin, text))
 
     def _add_group(self, members: Members) -> int:
         with self._lock:
@@ -236,7 +238,7 @@ class Recorder:
         """Everything up to ``now`` as plain data, for JSON."""
         self.flush()
         with self._lock:
-            until = self.until if now is None else max(now, self.until)
+            until = self.until if now is None else max(now - self.origin, self.until)
             totals, timeline = self.timeline.totals(), self.timeline
             if self._absent_since:
                 # They may still join: only this document counts them as dead until now.

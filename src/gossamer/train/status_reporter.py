@@ -13,7 +13,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from gossamer.errors import InputError
-from gossamer.process.runtime.step_recorder import StepRecorder
 from gossamer.recording import Recorder
 from gossamer.recording.trace import TraceFile
 from gossamer.results import to_json_data
@@ -41,9 +40,7 @@ class StatusReporter:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(
-        self, update: Callable[[], None], stopping: threading.Event, clock: StepRecorder, swarm_events: list[str]
-    ) -> None:
+    def start(self, update: Callable[[], None], stopping: threading.Event, swarm_events: list[str]) -> None:
         """Start the thread. ``update()`` brings the status up to date before each publication."""
         self._swarm_events = swarm_events
 
@@ -54,7 +51,7 @@ class StatusReporter:
                 if self.status.seconds >= self._next_line_s:
                     self._next_line_s = self.status.seconds + max(LINE_S, self.status.seconds / 200)
                     self._write_line()
-                self._write_recording(clock)
+                self._write_recording()
 
         self._thread = threading.Thread(target=run, name="gossamer-status", daemon=True)
         self._thread.start()
@@ -65,10 +62,10 @@ class StatusReporter:
         if self._thread is not None:
             self._thread.join()
 
-    def publish_last(self, clock: StepRecorder) -> None:
+    def publish_last(self) -> None:
         """Publish and write the last status."""
         self._write_line()
-        self._write_recording(clock, ended=True)
+        self._write_recording(ended=True)
         self._publish()
 
     def _publish(self) -> None:
@@ -88,11 +85,11 @@ class StatusReporter:
         except OSError as error:
             self._add_event_once(f"{path} cannot be written to: {error.strerror}; training goes on")
 
-    def _write_recording(self, clock: StepRecorder, ended: bool = False) -> None:
+    def _write_recording(self, ended: bool = False) -> None:
         if self.recording is None:
             return
         try:
-            self.recording.write(clock.now(), ended)
+            self.recording.write(ended)
         except (OSError, InputError) as error:
             self.recording = None
             self._add_event_once(f"{error}; training goes on")
@@ -121,20 +118,21 @@ class RecordingFile:
         self.recorder.resumed_after_s = max(others, default=0.0)
         self._throttle = WriteThrottle()
 
-    def begin(self, clock: StepRecorder) -> None:
-        """The worker has joined the others."""
+    def begin(self) -> None:
+        """The worker has joined the others, and knows when the run began."""
+        origin, now = self.recorder.origin, time.monotonic()
         if self._trace is not None:
-            self._trace.start_at(clock.began_ns)
+            self._trace.start_at(time.time_ns() - round((now - origin) * 1e9))
         if self._died_at_s is not None:
-            self.recorder.left(self.rank, self._died_at_s)
-            self.recorder.joined(self.rank, clock.now())
+            self.recorder.left(self.rank, origin + self._died_at_s)
+            self.recorder.joined(self.rank, now)
 
-    def write(self, now_s: float, ended: bool = False) -> None:
+    def write(self, ended: bool = False) -> None:
         """Rewrite the file if that is due, and at the end."""
         if not ended and not self._throttle.due:
             return
         with self._throttle:
-            document = {**self.recorder.document(now_s), "ended": ended}
+            document = {**self.recorder.document(time.monotonic()), "ended": ended}
             write_text(self.path, json.dumps(document) + "\n")
         if ended and self._trace is not None:
             self._trace.close()

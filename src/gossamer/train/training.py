@@ -97,7 +97,7 @@ class Training:
         )
         swarm = self.swarm = Swarm(runtime)
         if recording is not None:
-            recording.begin(runtime.step_recorder)
+            recording.begin()
         try:
             if self.checkpoint is None:
                 self._displace_start()
@@ -106,7 +106,7 @@ class Training:
             self._began = time.monotonic()
             self.status.state = TRAINING
             stopping = self.coordinator.stop_requested
-            self.reporter.start(self._update_status, stopping, runtime.step_recorder, swarm.events)
+            self.reporter.start(self._update_status, stopping, swarm.events)
             for _ in self._turns():
                 step = self.steps_done
                 if not self.coordinator.may_begin(step):
@@ -121,7 +121,7 @@ class Training:
             raise
         finally:
             self.reporter.stop()
-        self.reporter.publish_last(runtime.step_recorder)
+        self.reporter.publish_last()
         return self.status
 
     @property

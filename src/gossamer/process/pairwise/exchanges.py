@@ -11,14 +11,11 @@ from gossamer.effects import Pair, Swap
 from gossamer.process.collectives.group_builder import GroupBuilder
 from gossamer.process.collectives.membership import STUCK_S
 from gossamer.process.deadline import Deadline
-from gossamer.process.lifecycle import Lifecycle, TrainingEnded
-from gossamer.process.metrics import Metrics
+from gossamer.process.lifecycle import TrainingEnded
 from gossamer.process.pairwise.edge import Edge, EdgeLost
 from gossamer.process.pairwise.pairing import Agreement, Pairing
 from gossamer.process.pairwise.peer_connections import PeerConnections
 from gossamer.process.pairwise.screening import Screening, Verdict
-from gossamer.process.runtime.staging import Staging
-from gossamer.process.runtime.step_recorder import StepRecorder
 from gossamer.process.runtime.worker_state import WorkerState
 from gossamer.process.store.heartbeats import Heartbeats
 from gossamer.seeds import stream
@@ -32,21 +29,12 @@ class PairwiseExchanges:
     """The exchanges of one worker with its neighbours."""
 
     def __init__(
-        self,
-        state: WorkerState,
-        neighbours: tuple[int, ...],
-        builder: GroupBuilder,
-        heartbeats: Heartbeats,
-        lifecycle: Lifecycle,
-        staging: Staging,
-        metrics: Metrics,
-        step_recorder: StepRecorder,
+        self, state: WorkerState, neighbours: tuple[int, ...], builder: GroupBuilder, heartbeats: Heartbeats
     ) -> None:
-        self.state, self.worker, self.staging = state, state.worker, staging
-        self.metrics, self.step_recorder = metrics, step_recorder
-        self.heartbeats, self.lifecycle = heartbeats, lifecycle
+        self.state, self.worker, self.staging = state, state.worker, state.staging
+        self.metrics, self.heartbeats, self.lifecycle = state.metrics, heartbeats, state.lifecycle
         self.peers = PeerConnections(neighbours, builder, self._on_message)
-        self.pairing = Pairing(self.peers, stream(self.worker.seed, "pairing", self.worker.rank), lifecycle)
+        self.pairing = Pairing(self.peers, stream(self.worker.seed, "pairing", self.worker.rank), state.lifecycle)
         self.screening = Screening()
         self._agreement: Agreement | None = None
         self._deadline = Deadline(initial_s=60.0, min_s=2.0)
@@ -126,7 +114,7 @@ class PairwiseExchanges:
             self._started = float("inf")
         self.metrics.bytes_sent += sent.nbytes
         members, name = (self.worker.rank, edge.peer), f"{edge.name}/{edge.num_exchanges}"
-        self.step_recorder.exchanged(members, started, sent.nbytes, name)
+        self.worker.recorder.exchanged(members, started, time.monotonic(), sent.nbytes, name)
         return buffers
 
     def _exchange_buffers(self, edge: Edge) -> Tensor:

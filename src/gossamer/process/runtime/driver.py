@@ -17,31 +17,20 @@ import torch
 from gossamer.effects import Effect, Gather, Mean, MethodGenerator, Start, Swap, Update, Wait
 from gossamer.methods import Method
 from gossamer.process.collectives.membership import BACKGROUND, FOREGROUND, Membership, StepRetry
-from gossamer.process.lifecycle import Lifecycle, Phase, TrainingEnded
-from gossamer.process.metrics import Metrics
+from gossamer.process.lifecycle import Phase, TrainingEnded
 from gossamer.process.runtime.effect_handler import EffectHandler
 from gossamer.process.runtime.process_worker import ProcessWorker
-from gossamer.process.runtime.staging import Staging
-from gossamer.process.runtime.step_recorder import StepRecorder
 from gossamer.process.runtime.worker_state import WorkerState
 
 
 class Driver:
     """Runs one worker's method."""
 
-    def __init__(
-        self,
-        state: WorkerState,
-        effects: EffectHandler,
-        lifecycle: Lifecycle,
-        staging: Staging,
-        metrics: Metrics,
-        step_recorder: StepRecorder,
-    ) -> None:
-        self.state, self.method, self.worker = state, state.method, state.worker
-        self.flat_model, self.lock = state.flat_model, state.lock
-        self.effects, self.lifecycle, self.staging = effects, lifecycle, staging
-        self.metrics, self.step_recorder = metrics, step_recorder
+    def __init__(self, state: WorkerState, effects: EffectHandler) -> None:
+        self.state, self.effects, self.method, self.worker = state, effects, state.method, state.worker
+        self.flat_model, self.lock, self.staging = state.flat_model, state.lock, state.staging
+        self.lifecycle, self.metrics, self.recorder = state.lifecycle, state.metrics, state.worker.recorder
+        self.last_step_at = self._gradient_at = time.monotonic()
         self._step: MethodGenerator | None = None
         self._void = False
         """The step in progress does not count: the membership changed in it, or its gradient is stale."""
@@ -63,7 +52,7 @@ class Driver:
         self.staging.note_training_stream()
         self.start_background()
         self.state.in_step, self._void = True, False
-        self.step_recorder.enter_step()
+        self._gradient_at = time.monotonic()
         self.lock.acquire()
         self.flat_model.enter_step()
         if self.state.stale_gradient:
@@ -96,14 +85,17 @@ class Driver:
             self.worker.count_step()
             self.metrics.steps += 1
         self.lock.release()
-        self.step_recorder.leave_step(self._void)
+        ended = time.monotonic()
+        if not self._void:
+            self.recorder.stepped(self.worker.rank, self.last_step_at, self._gradient_at, ended)
+        self.last_step_at = ended
         self.state.in_step = False
         self.effects.notify_step()
 
     def _run_step(self) -> bool:
         """Run the method's step; return True at its ``Update``, False at its end."""
         assert self._step is not None
-        merges = _MergeRecorder(self.step_recorder, self.worker)
+        merges = _MergeRecorder(self.worker)
         answer: Any = None
         while True:
             try:
@@ -129,7 +121,7 @@ class Driver:
                 self.lock.acquire()
                 self.metrics.idle_s += time.monotonic() - began
                 if not isinstance(effect, Start):
-                    self.step_recorder.waited(began)
+                    self.recorder.waited(self.worker.rank, began, time.monotonic())
 
     # The background thread
 
@@ -143,7 +135,7 @@ class Driver:
         if self.flat_model.device.type == "cuda":
             torch.cuda.set_device(self.flat_model.device)
         generator = self.method.background(self.worker)
-        merges = _MergeRecorder(self.step_recorder, self.worker)
+        merges = _MergeRecorder(self.worker)
         answer: Any = None
         # It ends only where it waits for its next exchange or step: an exchange that was agreed on is completed.
         try:
@@ -201,8 +193,8 @@ class Driver:
 class _MergeRecorder:
     """Records when a generator merges the answer to a communication, and the answer's staleness."""
 
-    def __init__(self, step_recorder: StepRecorder, worker: ProcessWorker) -> None:
-        self.step_recorder, self.worker = step_recorder, worker
+    def __init__(self, worker: ProcessWorker) -> None:
+        self.worker = worker
         self._since_step: int | None = None
         """The step at which this worker sent its part; None if the effect is no communication."""
 
@@ -219,7 +211,7 @@ class _MergeRecorder:
         began, since_step = time.monotonic(), self._since_step
         yield
         if since_step is not None and answer is not None:
-            self.step_recorder.merged(began, self.worker.step - since_step)
+            self.worker.recorder.merged(self.worker.rank, began, time.monotonic(), self.worker.step - since_step)
 
 
 def prepare_gradients(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from functools import partial
 from typing import Any
 
@@ -13,11 +14,8 @@ from gossamer.effects import Effect, Gather, Mean, Pair, Start, Swap, Ticket, Wa
 from gossamer.process.collectives.groups import Groups
 from gossamer.process.collectives.membership import ASYNC, FOREGROUND, CommAborted, Membership, StepRetry
 from gossamer.process.daemon_executor import DaemonExecutor
-from gossamer.process.lifecycle import Lifecycle, TrainingEnded
-from gossamer.process.metrics import Metrics
+from gossamer.process.lifecycle import TrainingEnded
 from gossamer.process.pairwise.exchanges import PairwiseExchanges
-from gossamer.process.runtime.staging import Staging
-from gossamer.process.runtime.step_recorder import StepRecorder
 from gossamer.process.runtime.worker_state import WorkerState, is_finite
 
 WAKE_S = 0.1
@@ -27,18 +25,9 @@ WAKE_S = 0.1
 class EffectHandler:
     """Answers every effect except ``Update``, from any thread."""
 
-    def __init__(
-        self,
-        state: WorkerState,
-        groups: Groups,
-        exchanges: PairwiseExchanges,
-        lifecycle: Lifecycle,
-        staging: Staging,
-        metrics: Metrics,
-        step_recorder: StepRecorder,
-    ) -> None:
+    def __init__(self, state: WorkerState, groups: Groups, exchanges: PairwiseExchanges) -> None:
         self.state, self.worker, self.groups, self.exchanges = state, state.worker, groups, exchanges
-        self.lifecycle, self.staging, self.metrics, self.step_recorder = lifecycle, staging, metrics, step_recorder
+        self.lifecycle, self.staging, self.metrics = state.lifecycle, state.staging, state.metrics
         self._step_done = threading.Condition()
         self._async_channel: DaemonExecutor | None = None
 
@@ -137,7 +126,8 @@ class EffectHandler:
         self.metrics.bytes_sent += sent_bytes
         members, started = of.last_collective[channel]
         # All members know the collective by the same name.
-        self.step_recorder.exchanged(members, started, sent_bytes, f"{of.generation}/{name}/{members[0]}")
+        name = f"{of.generation}/{name}/{members[0]}"
+        self.worker.recorder.exchanged(members, started, time.monotonic(), sent_bytes, name)
 
     # Closing
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from gossamer import memory
 from gossamer.effects import Ticket
 from gossamer.process.runtime.flat_model import FlatModel
-from gossamer.process.runtime.step_recorder import StepRecorder
+from gossamer.recording import Recorder
 from gossamer.seeds import stream
 from gossamer.topology import Topology
 from gossamer.worker import Worker
@@ -20,13 +20,11 @@ from gossamer.worker import Worker
 class ProcessWorker:
     """The worker of this process (a ``gossamer.worker.Worker``)."""
 
-    def __init__(
-        self, rank: int, topology: Topology, seed: int, flat_model: FlatModel, step_recorder: StepRecorder
-    ) -> None:
+    def __init__(self, rank: int, topology: Topology, seed: int, flat_model: FlatModel, recorder: Recorder) -> None:
         self.rank, self.topology, self.seed = rank, topology, seed
         self.num_workers = topology.workers
         self.rng = stream(seed, "method", rank)
-        self.flat_model, self.step_recorder = flat_model, step_recorder
+        self.flat_model, self.recorder = flat_model, recorder
         self.step = 0
         self.scalars: dict[str, float] = {}
         self.tickets: dict[str, Ticket] = {}
@@ -77,5 +75,5 @@ class ProcessWorker:
             self._snapshot.copy_(self.x)
         else:
             write(self, self._snapshot)
-        self.step_recorder.snapshot(began)
+        self.recorder.snapshot(self.rank, began, time.monotonic())
         return self._snapshot

@@ -14,15 +14,13 @@ from gossamer.process.collectives import nccl
 from gossamer.process.collectives.group_builder import GroupBuilder
 from gossamer.process.collectives.groups import Groups
 from gossamer.process.collectives.membership import BACKGROUND, FOREGROUND, StepRetry
-from gossamer.process.lifecycle import Lifecycle, Phase, TrainingEnded
-from gossamer.process.metrics import Metrics
+from gossamer.process.lifecycle import Phase, TrainingEnded
 from gossamer.process.pairwise.exchanges import PairwiseExchanges
 from gossamer.process.runtime.driver import Driver
 from gossamer.process.runtime.effect_handler import EffectHandler
 from gossamer.process.runtime.flat_model import FlatModel
 from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.staging import Staging
-from gossamer.process.runtime.step_recorder import StepRecorder
 from gossamer.process.runtime.worker_state import WorkerState
 from gossamer.process.store.heartbeats import Heartbeats, HeartbeatThread
 from gossamer.process.store.rank_info import RankInfo, local_address
@@ -58,14 +56,14 @@ class WorkerRuntime:
         has_background = type(method).background is not Method.background
         two_vectors = has_background or type(method).eval_point is not Method.eval_point
         self.flat_model = FlatModel(model, optimizer, two_vectors)
-        self.step_recorder = StepRecorder(self.rank, recorder)
-        self.worker = ProcessWorker(self.rank, topology, seed, self.flat_model, self.step_recorder)
-        self.state = WorkerState(method, self.flat_model, self.worker)
+        # Bounded and cheap, so that one is there even if nobody reads it.
+        self.recorder = recorder or Recorder([self.rank])
+        self.worker = ProcessWorker(self.rank, topology, seed, self.flat_model, self.recorder)
         if transport == "nccl":
             nccl.check(self.flat_model.device)
         staging = Staging(self.flat_model.device, nccl=transport == "nccl")
-        self.metrics = Metrics()
-        self.lifecycle = Lifecycle()
+        self.state = WorkerState(method, self.flat_model, self.worker, staging)
+        self.lifecycle, self.metrics = self.state.lifecycle, self.state.metrics
         self.num_batches_taken = 0
         """Mini-batches that all workers together have taken, as far as this one knows (``shared_batches``)."""
         self._joined = False
@@ -76,20 +74,10 @@ class WorkerRuntime:
         # A method that averages in the background also rebuilds its membership there, so no step waits for it.
         self._owner = BACKGROUND if has_background and not method.lockstep else FOREGROUND
         self.groups = Groups(topology.workers, builder, self.heartbeats, self.state, self.lifecycle, self._owner)
-        self.exchanges = PairwiseExchanges(
-            self.state,
-            topology.neighbours(self.rank) if method.pairwise else (),
-            builder,
-            self.heartbeats,
-            self.lifecycle,
-            staging,
-            self.metrics,
-            self.step_recorder,
-        )
-        self.effects = EffectHandler(
-            self.state, self.groups, self.exchanges, self.lifecycle, staging, self.metrics, self.step_recorder
-        )
-        self.driver = Driver(self.state, self.effects, self.lifecycle, staging, self.metrics, self.step_recorder)
+        neighbours = topology.neighbours(self.rank) if method.pairwise else ()
+        self.exchanges = PairwiseExchanges(self.state, neighbours, builder, self.heartbeats)
+        self.effects = EffectHandler(self.state, self.groups, self.exchanges)
+        self.driver = Driver(self.state, self.effects)
         self._turns = itertools.cycle(self.everybody)
         self._heartbeat_thread = HeartbeatThread(self.heartbeats, self._poll)
         try:
@@ -124,10 +112,20 @@ class WorkerRuntime:
             self._come_back()
             self._joined = True
         train.cancelled = lambda: False
-        self.step_recorder.agree_on_start(self.store)
+        self._agree_on_start()
         self.heartbeats.all_seen = True
         for rank in self.everybody:
             self._check(rank)
+
+    def _agree_on_start(self) -> None:
+        """Agree with the other workers on when the run began: the first one to publish its time decides.
+
+        A resumed run began as long ago as it has lasted.
+        """
+        began = time.time() - self.recorder.resumed_after_s
+        agreed = self.store.compare_set("began", repr(began))
+        self.driver.last_step_at = time.monotonic()
+        self.recorder.origin = self.driver.last_step_at - (time.time() - (float(agreed) if agreed else began))
 
     def _come_back(self) -> None:
         """Take over the state of the others: the run has begun without this worker, or before it was restarted."""

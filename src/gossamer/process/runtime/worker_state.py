@@ -1,4 +1,4 @@
-"""The whole state of a worker: what a checkpoint keeps, and what a joining worker takes over from the others."""
+"""The state of a worker: what its threads share, what a checkpoint keeps, what a joining worker takes over."""
 
 from __future__ import annotations
 
@@ -14,15 +14,19 @@ from gossamer.effects import Gather, Mean, Ticket
 from gossamer.errors import InputError
 from gossamer.methods import Method
 from gossamer.process.collectives.membership import FOREGROUND, CommAborted
+from gossamer.process.lifecycle import Lifecycle
+from gossamer.process.metrics import Metrics
 from gossamer.process.runtime.flat_model import FlatModel
 from gossamer.process.runtime.process_worker import ProcessWorker
+from gossamer.process.runtime.staging import Staging
 
 
 class WorkerState:
     """One worker's vectors, scalars, counts and communication in flight (a ``TransferableState``)."""
 
-    def __init__(self, method: Method, flat_model: FlatModel, worker: ProcessWorker) -> None:
-        self.method, self.flat_model, self.worker = method, flat_model, worker
+    def __init__(self, method: Method, flat_model: FlatModel, worker: ProcessWorker, staging: Staging) -> None:
+        self.method, self.flat_model, self.worker, self.staging = method, flat_model, worker, staging
+        self.lifecycle, self.metrics = Lifecycle(), Metrics()
         self.lock = threading.RLock()
         """Held by the thread that works on ``x``: the training's during a step, the background's while it merges."""
         self.in_flight: dict[Ticket, Future[Any]] = {}
