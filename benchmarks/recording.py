@@ -29,7 +29,7 @@ from gossamer.report.document import report_document
 from gossamer.report.page import page
 from gossamer.report.runs import read_run
 from gossamer.runfolder import RECORDING, RunFolder
-from gossamer.virtual.simulation import make_cluster
+from gossamer.virtual.sim.cluster import Cluster
 from tables import table
 
 RUNS = {
@@ -54,7 +54,7 @@ class Contender:
             ranks = range(run.config.workers)
             trace = TraceFile(folder / "trace.json", ranks, began_ns=0, title="") if mode == "trace" else None
             self.recorder = Recorder(ranks, trace)
-        self.cluster = make_cluster(run, self.recorder)
+        self.cluster = Cluster(run, self.recorder)
 
     def seconds_per_step(self) -> float:
         cluster, before = self.cluster, self.cluster.total_steps

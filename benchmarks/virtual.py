@@ -30,7 +30,6 @@ from torch import nn
 from gossamer.config import Run, resolve
 from gossamer.tasks import Task, cross_entropy
 from gossamer.virtual.sim.cluster import Cluster
-from gossamer.virtual.simulation import make_cluster
 from tables import table
 
 METHODS = ("allreduce", "lasgd", "gossip", "a2cid2")
@@ -46,7 +45,7 @@ class TimedCluster:
     """A cluster whose speed is measured over some steps at a time."""
 
     def __init__(self, run: Run) -> None:
-        self.batch, self.cluster = run.config.batch, make_cluster(run)
+        self.batch, self.cluster = run.config.batch, Cluster(run)
 
     def steps(self, count: int) -> float:
         """Run until all workers together have made ``count`` more steps. Return seconds per step."""

@@ -16,7 +16,7 @@ from gossamer.config import Run, resolve
 from gossamer.methods import METHODS
 from gossamer.tasks import Batches, Task, partition
 from gossamer.virtual.sim.cluster import Cluster
-from gossamer.virtual.simulation import SimulationResult, make_cluster, simulate
+from gossamer.virtual.simulation import SimulationResult, simulate
 
 INSTANT = {"clock": "hardware", "compute": "constant:1s", "link": "inf"}
 """Identical machines, and a network that takes no time."""
@@ -49,7 +49,7 @@ def simulated(**values: Any) -> SimulationResult:
 
 
 def cluster_of(**values: Any) -> Cluster:
-    return make_cluster(make_run(**values))
+    return Cluster(make_run(**values))
 
 
 def batches_of(run: Run) -> list[Batches]:
@@ -164,7 +164,7 @@ def recording_cluster(**values: Any) -> tuple[Cluster, Tensor]:
     task = precise_task(values["workers"], values.get("seed", 0))
     added = torch.zeros_like(task.train[0][0])
     (run,) = resolve(values, task=task, make_optimizer=lambda parameters: Recording(parameters, added))
-    return make_cluster(run), added
+    return Cluster(run), added
 
 
 def kept_sum(workers: Any) -> Tensor:

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from gossamer.config import resolve
 from gossamer.methods import METHODS
-from gossamer.virtual.simulation import make_cluster, simulate
+from gossamer.virtual.sim.cluster import Cluster
+from gossamer.virtual.simulation import simulate
 from plain_training import (
     SYNCHRONOUS,
     each_step,
@@ -70,7 +71,7 @@ def test_training_may_be_ended_at_any_moment(name):
     for end in (0.4 * k for k in range(1, 36)):
         if METHODS[name].preferred_optimizer:
             (run,) = resolve({"method": name, "warmup": 2, "period": 3, **machines}, task=precise_task(4))
-            cluster = make_cluster(run)
+            cluster = Cluster(run)
             cluster.run_until(end)
             cluster.finish()
             assert cluster.consensus() < 1e-15
@@ -255,7 +256,7 @@ def test_training_goes_on_when_workers_leave_and_join(name, clock, fail, join, a
         **QUADRATIC, method=name, workers=5, steps=30, clock=clock, fail=fail, join=join,
         compute="lognormal:1s,0.3", link="100b/10ms", lr=0.05,
     )  # fmt: skip
-    cluster = make_cluster(run)
+    cluster = Cluster(run)
     cluster.run_until(12.0)
     made = [worker.steps_done for worker in cluster.workers]
     cluster.run_until(30.0)
@@ -265,9 +266,9 @@ def test_training_goes_on_when_workers_leave_and_join(name, clock, fail, join, a
         later = cluster.workers[rank].steps_done - made[rank]
         assert (later > 5) if rank in living else (later == 0)
     cluster.finish()
-    assert torch.isfinite(cluster.rows()[living]).all()
+    assert torch.isfinite(cluster.replicas.rows()[living]).all()
     if name in REPLICATED:
-        rows = cluster.rows()[living]
+        rows = cluster.replicas.rows()[living]
         assert all(torch.equal(rows[0], row) for row in rows)
 
 
@@ -276,7 +277,7 @@ def test_training_goes_on_when_workers_leave_and_join(name, clock, fail, join, a
 def test_nobody_waits_for_what_a_worker_missed_while_it_was_away(name, slow):
     """It comes back while others are at different steps, and some averagings are in flight without it."""
     for join in ("2@5.86", "2@8.2", "2@11.3"):
-        cluster = make_cluster(
+        cluster = Cluster(
             make_run(
                 **QUADRATIC, method=name, workers=5, fail="2@3.1", join=join, straggler=f"{slow}:4",
                 compute="lognormal:1s,0.4", link="50b/200ms", lr=0.05,
@@ -294,7 +295,7 @@ def test_a_worker_that_comes_back_has_forgotten_what_it_had(name):
     run = make_run(
         **QUADRATIC, method=name, workers=4, fail="2@30.5", join="2@40.5", compute="constant:1s", link="inf", steps=50
     )
-    cluster = make_cluster(run)
+    cluster = Cluster(run)
     cluster.run_until(40.4)
     before = {vector: row + 0.0 for vector, row in cluster.workers[2].vectors.items()}
     cluster.run_until(40.5)

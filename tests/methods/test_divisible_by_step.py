@@ -7,7 +7,8 @@ from gossamer import compress
 from gossamer.config import resolve
 from gossamer.errors import InputError
 from gossamer.methods.divisible import Divisible, common_share
-from gossamer.virtual.simulation import make_cluster, simulate
+from gossamer.virtual.sim.cluster import Cluster
+from gossamer.virtual.simulation import simulate
 from plain_training import each_step, make_precise_run, make_run, precise_task, simulated, trajectory
 
 RUN = {"task": "digits", "method": "divisible", "workers": 4, "batch": 8, "clock": "ideal", "ratio": 16.0}
@@ -27,7 +28,7 @@ def test_gradient_mass_is_conserved_and_replicas_are_equal_at_every_step(compres
 
     monkeypatch.setattr(Divisible, "adam_step", adam_step)
     with each_step("divisible", lambda worker: gradients.append(worker.gradient + 0.0)):
-        cluster = make_cluster(run)
+        cluster = Cluster(run)
         for t in range(1, 14):
             cluster.run_until(float(t))
             size = cluster.evaluator.flat.size
@@ -165,7 +166,7 @@ def test_lookahead_is_measured_by_its_rule(monkeypatch):
 def test_gradients_are_taken_where_the_lookahead_points(monkeypatch):
     """y_i = x − λ·lr·clip((a_i + A_i)/(√(v/w) + ε), ±c)."""
     run = make_precise_run(**RUN, period=3, warmup=2, steps=10, lookahead=0.7, clip=0.5)
-    cluster = make_cluster(run)
+    cluster = Cluster(run)
     cluster.run_until(9.5)
     for worker in cluster.workers:
         size = len(worker.x)

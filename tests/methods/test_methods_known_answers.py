@@ -62,7 +62,7 @@ def test_averaging_models_after_every_step_is_allreduce(method, momentum):
     expected = simulated(**same, method="allreduce").model
     cluster = cluster_of(**same, method=method, period=1)
     cluster.run_until(8.0)
-    close(cluster.rows(), expected.expand(4, -1))
+    close(cluster.replicas.rows(), expected.expand(4, -1))
 
 
 def test_lasgd_with_a_delay_is_not_allreduce():
@@ -218,8 +218,8 @@ def test_lasgd_averages_what_was_sent_and_keeps_what_was_done_meanwhile():
     merged = second + first.mean() - first  # at 2.5 s
     third = step(merged, second)  # at 3 s, with the gradient taken at 2 s
     cluster.run_until(2.4)
-    close(cluster.rows().flatten().double(), second)
+    close(cluster.replicas.rows().flatten().double(), second)
     cluster.run_until(2.6)
-    close(cluster.rows().flatten().double(), merged)
+    close(cluster.replicas.rows().flatten().double(), merged)
     cluster.run_until(3.1)
-    close(cluster.rows().flatten().double(), third)
+    close(cluster.replicas.rows().flatten().double(), third)

@@ -14,7 +14,8 @@ from gossamer import optim
 from gossamer.config import make_schedule, resolve
 from gossamer.errors import InputError
 from gossamer.tasks import Task
-from gossamer.virtual.simulation import make_cluster, simulate
+from gossamer.virtual.sim.cluster import Cluster
+from gossamer.virtual.simulation import simulate
 from plain_training import (
     batches_of,
     cluster_of,
@@ -170,7 +171,7 @@ def test_updates_of_many_workers_at_once_are_those_of_torchs_own_optimizers(name
         task=wave_task(5),
         make_optimizer=OPTIMIZERS[name],
     )
-    cluster = make_cluster(run)
+    cluster = Cluster(run)
     cluster.run_until(12.5)
     steps_done = [worker.steps_done for worker in cluster.workers]
     assert len(set(steps_done)) >= 3
@@ -185,7 +186,7 @@ def test_updates_of_many_workers_at_once_are_those_of_torchs_own_optimizers(name
             run.task.loss(model(run.task.train[0][samples]), run.task.train[1][samples]).backward()
             opt.step()
             schedule.step()
-        torch.testing.assert_close(cluster.rows()[rank], flat(model), rtol=0, atol=1e-10)
+        torch.testing.assert_close(cluster.replicas.rows()[rank], flat(model), rtol=0, atol=1e-10)
 
 
 def test_parameter_groups_keep_their_own_learning_rates():
@@ -240,15 +241,15 @@ def test_a_worker_that_joins_has_a_fresh_optimizer_state(name):
         fail="1@7.5",
         join="1@10.5", steps=100,
     )  # fmt: skip
-    cluster = make_cluster(run)
+    cluster = Cluster(run)
     cluster.run_until(10.6)
-    x = torch.nn.Parameter(cluster.rows()[1].clone())
+    x = torch.nn.Parameter(cluster.replicas.rows()[1].clone())
     optimizer = optim.make(name, [x], lr=0.1, momentum=0.9, period=3)
     for step in range(1, 6):
         cluster.run_until(10.6 + step)
         x.grad = x.detach() - run.task.train[0][1]
         optimizer.step()
-        torch.testing.assert_close(cluster.rows()[1], x.detach(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(cluster.replicas.rows()[1], x.detach(), rtol=1e-5, atol=1e-6)
 
 
 @given(seed=st.integers(0, 1000), times=st.lists(st.floats(0.01, 0.8), max_size=6))
@@ -262,7 +263,7 @@ def test_observing_a_run_does_not_change_it(seed, times):
         observed.run_until(time)
         observed.consensus()
     observed.run_until(0.8)
-    torch.testing.assert_close(unobserved.rows(), observed.rows(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(unobserved.replicas.rows(), observed.replicas.rows(), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("clock", ["ideal", "hardware"])

@@ -11,15 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.config import Run, find_device
+from gossamer.config import Run
 from gossamer.recording import Recorder
 from gossamer.results import Point, Spread, WorkerPoint, to_json_data
-from gossamer.seeds import stream
-from gossamer.tasks import worker_batches
-from gossamer.virtual.compute.evaluator import Evaluator
-from gossamer.virtual.sim.clock import Clock
 from gossamer.virtual.sim.cluster import Cluster
-from gossamer.virtual.sim.event_queue import EventQueue
 from gossamer.virtual.sim.replicas import Diverged
 
 EVALUATION_BUDGET_FLOPS = 2e11
@@ -81,50 +76,13 @@ def simulate(run: Run, callback: PointCallback | None = None, recorder: Recorder
         return _Simulation(run, callback, recorder).run_to_end()
 
 
-def make_evaluator(run: Run) -> Evaluator:
-    """Return the evaluator of the task's model, with each worker's data."""
-    c, task = run.config, run.task
-    device = find_device(c.device)
-    torch.manual_seed(c.seed)
-    model = task.model()
-    batches = worker_batches(task, c.partition, c.workers, c.batch, c.seed)
-    return Evaluator(
-        task, model, batches, seed=c.seed, device=device, backend=c.gradient_backend, precision=c.precision
-    )
-
-
-def make_cluster(
-    run: Run, recorder: Recorder | None = None, make_clock: Callable[[EventQueue], Clock] | None = None
-) -> Cluster:
-    """Return the virtual cluster of a run before its first step. ``make_clock`` replaces its hardware clock."""
-    c, task = run.config, run.task
-    evaluator = make_evaluator(run)
-    start = None
-    if task.start is not None:
-        vectors = [task.start(rank, stream(c.seed, "start", rank)) for rank in range(c.workers)]
-        start = [torch.as_tensor(vector, dtype=evaluator.flat.dtype, device=evaluator.device) for vector in vectors]
-    return Cluster(
-        evaluator=evaluator,
-        method=run.method(),
-        topology=run.topology,
-        make_optimizer=run.make_optimizer,
-        schedule=run.schedule,
-        clock=c.clock,
-        hardware=run.hardware,
-        seed=c.seed,
-        start=start,
-        recorder=recorder,
-        make_clock=make_clock,
-    )
-
-
 class _Simulation:
     """Runs a cluster to its end and collects the points of its history."""
 
     def __init__(self, run: Run, callback: PointCallback | None, recorder: Recorder | None) -> None:
         self.run, self.callback = run, callback
         self.began = time.perf_counter()
-        self.cluster = make_cluster(run, recorder)
+        self.cluster = Cluster(run, recorder)
         self.worker_accuracy: list[float | None] = [None] * run.config.workers
         self.history: list[Point] = []
         self.num_events_reported = 0

@@ -29,7 +29,6 @@ from gossamer.topology.disagreement import accumulated_noise, contraction_of
 from gossamer.virtual.sim.clock import Clock, HardwareClock, OnDone
 from gossamer.virtual.sim.cluster import Cluster
 from gossamer.virtual.sim.event_queue import MESSAGE, EventQueue
-from gossamer.virtual.simulation import make_cluster
 
 MAX_PARAMETERS = 4096
 """Of a virtual worker."""
@@ -127,7 +126,7 @@ def virtual_cluster(
         return ScaledClock(clock, model.parameters / dim)
 
     with torch.random.fork_rng(devices=[]):
-        return make_cluster(run, make_clock=make_clock)
+        return Cluster(run, make_clock=make_clock)
 
 
 def hardware_config(spec: ClusterSpec) -> HardwareConfig:

@@ -19,15 +19,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from torch import Tensor
+import torch
 
-from gossamer.hardware import HardwareConfig
+from gossamer.config import Run, find_device
 from gossamer.methods import Method
 from gossamer.recording import Recorder
 from gossamer.seeds import stream
-from gossamer.topology import Topology
+from gossamer.tasks import worker_batches
 from gossamer.virtual.compute.evaluator import Evaluator
-from gossamer.virtual.compute.optimizers import MakeOptimizer
 from gossamer.virtual.sim.clock import Clock, HardwareClock, IdealClock
 from gossamer.virtual.sim.event_queue import GRADIENT_BEGIN, GRADIENT_END, OBSERVE, EventQueue
 from gossamer.virtual.sim.lifecycle import Lifecycle
@@ -40,50 +39,35 @@ class Cluster:
     """Workers that train together in simulated time."""
 
     def __init__(
-        self,
-        *,
-        evaluator: Evaluator,
-        method: Method,
-        topology: Topology,
-        make_optimizer: MakeOptimizer,
-        schedule: Callable[[int], float],
-        clock: str,
-        hardware: HardwareConfig,
-        seed: int,
-        start: list[Tensor] | None = None,
-        recorder: Recorder | None = None,
-        make_clock: Callable[[EventQueue], Clock] | None = None,
+        self, run: Run, recorder: Recorder | None = None, make_clock: Callable[[EventQueue], Clock] | None = None
     ) -> None:
-        """``clock`` is ``ideal`` or ``hardware``; ``make_clock`` replaces the hardware clock.
-
-        ``start``: initial parameters of each worker, in place of the model's.
-        """
-        self.evaluator, self.method, self.topology, self.recorder = evaluator, method, topology, recorder
-        self.num_workers = topology.workers
+        """Set up the workers of ``run`` before their first step. ``make_clock`` replaces the hardware clock."""
+        c, method = run.config, run.method()
+        self.method, self.recorder, self.num_workers = method, recorder, c.workers
         self.queue = EventQueue()
         self.advance = self.queue.run_next
         """Run the next event. Return False if the queue is empty."""
-        if clock == "ideal":
+        if c.clock == "ideal":
             self.clock: Clock = IdealClock(method.lockstep)
         elif make_clock is not None:
             self.clock = make_clock(self.queue)
         else:
-            self.clock = HardwareClock(hardware, self.num_workers, self.queue)
-        self.replicas = Replicas(evaluator, self.num_workers, make_optimizer, schedule, start)
+            self.clock = HardwareClock(run.hardware, c.workers, self.queue)
+        self.evaluator = _make_evaluator(run)
+        self.replicas = Replicas(run, self.evaluator)
         method.check_optimizer(self.replicas.template)
         self.tape = self.replicas.tape
         self.workers = [
-            VirtualWorker(rank, topology, seed, self.replicas, self.clock, self.queue, recorder)
-            for rank in range(self.num_workers)
+            VirtualWorker(rank, run.topology, c.seed, self.replicas, self.clock, self.queue, recorder)
+            for rank in range(c.workers)
         ]
         self.driver = MethodDriver(
             self.workers,
-            topology,
             self.queue,
             self.clock,
             self.tape,
             recorder,
-            edge_rng=stream(seed, "edges") if clock == "ideal" else None,
+            edge_rng=stream(c.seed, "edges") if c.clock == "ideal" else None,
             update=self._update,
             on_step_end=self._on_step_end,
         )
@@ -95,21 +79,11 @@ class Cluster:
         self.events: list[str] = []
         """Deaths and joins, for people."""
         self._finishing = self._observed = False
-        self._has_gradients = evaluator.task.gradients
+        self._has_gradients = run.task.gradients
         self._step_is_update = type(method).step is Method.step
         """The method's step is one optimizer step, so it needs no coroutine."""
-        self.lifecycle = Lifecycle(
-            self.workers,
-            method,
-            topology,
-            self.queue,
-            self.driver,
-            self.replicas,
-            recorder,
-            start=self._start,
-            record_event=self.record_event,
-        )
-        self.lifecycle.begin(hardware)
+        self.lifecycle = Lifecycle(method, self.driver, self.replicas, self._start, self.record_event)
+        self.lifecycle.begin(run.hardware)
 
     def record_event(self, event: str) -> None:
         """Report what happened to workers, for people."""
@@ -219,10 +193,18 @@ class Cluster:
         """Return the ranks whose models are evaluated: the workers alive, or all of them if none is."""
         return self.alive() or list(range(self.num_workers))
 
-    def rows(self) -> Tensor:
-        """Return all workers' parameters, one row each."""
-        return self.replicas.rows()
-
     def consensus(self) -> float:
         """Return the consensus distance of the workers alive, sqrt(mean_i ‖x_i − x̄‖²)."""
         return self.replicas.consensus(self.observed())
+
+
+def _make_evaluator(run: Run) -> Evaluator:
+    """Return the evaluator of the task's model, with each worker's data."""
+    c, task = run.config, run.task
+    device = find_device(c.device)
+    torch.manual_seed(c.seed)
+    model = task.model()
+    batches = worker_batches(task, c.partition, c.workers, c.batch, c.seed)
+    return Evaluator(
+        task, model, batches, seed=c.seed, device=device, backend=c.gradient_backend, precision=c.precision
+    )

@@ -10,9 +10,7 @@ from collections.abc import Callable
 from gossamer.errors import InputError
 from gossamer.hardware import HardwareConfig, parse_ranked
 from gossamer.methods import Method
-from gossamer.recording import Recorder
-from gossamer.topology import Topology
-from gossamer.virtual.sim.event_queue import MESSAGE, EventQueue
+from gossamer.virtual.sim.event_queue import MESSAGE
 from gossamer.virtual.sim.method_driver import MethodDriver, OnWorker
 from gossamer.virtual.sim.replicas import Replicas
 from gossamer.virtual.sim.virtual_worker import VirtualWorker
@@ -23,19 +21,15 @@ class Lifecycle:
 
     def __init__(
         self,
-        workers: list[VirtualWorker],
         method: Method,
-        topology: Topology,
-        queue: EventQueue,
         driver: MethodDriver,
         replicas: Replicas,
-        recorder: Recorder | None,
         start: OnWorker,
         record_event: Callable[[str], None],
     ) -> None:
         """``start(worker)`` lets a worker train from now on, ``record_event(text)`` reports what happened."""
-        self.workers, self.method, self.topology, self.queue = workers, method, topology, queue
-        self.driver, self.replicas, self.recorder = driver, replicas, recorder
+        self.method, self.driver, self.replicas = method, driver, replicas
+        self.workers, self.queue, self.recorder = driver.workers, driver.queue, driver.recorder
         self.start, self.record_event = start, record_event
         self.joining: list[tuple[VirtualWorker, VirtualWorker]] = []
         """Workers that join when their peer has finished its step, each with that peer."""
@@ -92,7 +86,7 @@ class Lifecycle:
         alive = [other for other in self.workers if other.alive]
         if worker.alive or not alive:
             return
-        neighbours = [self.workers[other] for other in self.topology.neighbours(rank) if self.workers[other].alive]
+        neighbours = [self.workers[other] for other in worker.topology.neighbours(rank) if self.workers[other].alive]
         peer = (neighbours or alive)[0]
         if peer.idle_since is None:
             self._copy_state(worker, peer)

@@ -10,7 +10,6 @@ import numpy as np
 
 from gossamer.effects import Gather, Mean, MethodGenerator, Pair, Start, Swap, Ticket, Update, Wait, WaitSteps
 from gossamer.recording import Recorder
-from gossamer.topology import Topology
 from gossamer.virtual.compute.tape import Tape
 from gossamer.virtual.sim.clock import Clock
 from gossamer.virtual.sim.event_queue import MESSAGE, EventQueue
@@ -27,7 +26,6 @@ class MethodDriver:
     def __init__(
         self,
         workers: list[VirtualWorker],
-        topology: Topology,
         queue: EventQueue,
         clock: Clock,
         tape: Tape,
@@ -43,6 +41,7 @@ class MethodDriver:
         self.workers, self.queue, self.recorder = workers, queue, recorder
         self.update, self.on_step_end = update, on_step_end
         self.exchanges = SimulatedExchanges(workers, queue, clock, tape, recorder, self._deliver)
+        topology = workers[0].topology
         self.pairing = (
             ReadyPairing(topology, queue, self._on_pair)
             if edge_rng is None

@@ -6,7 +6,6 @@ Everything here is numbers; simulated time is the cluster's. Reading any of them
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -14,9 +13,11 @@ import torch
 from torch import Tensor
 
 from gossamer import memory
+from gossamer.config import Run
+from gossamer.seeds import stream
 from gossamer.virtual.compute.evaluator import Evaluator
 from gossamer.virtual.compute.matrix import GATHER_BYTES, WIDE_BYTES, Matrix
-from gossamer.virtual.compute.optimizers import MakeOptimizer, PerWorkerOptimizers, WorkerOptimizers, batched_optimizer
+from gossamer.virtual.compute.optimizers import PerWorkerOptimizers, WorkerOptimizers, batched_optimizer
 from gossamer.virtual.compute.rows import Row
 from gossamer.virtual.compute.tape import Batch, Tape
 
@@ -32,15 +33,8 @@ class Diverged(Exception):
 class Replicas:
     """The model replicas of all workers."""
 
-    def __init__(
-        self,
-        evaluator: Evaluator,
-        num_workers: int,
-        make_optimizer: MakeOptimizer,
-        schedule: Callable[[int], float],
-        start: list[Tensor] | None = None,
-    ) -> None:
-        """``start``: initial parameters of each worker, in place of the model's."""
+    def __init__(self, run: Run, evaluator: Evaluator) -> None:
+        num_workers = run.config.workers
         self.evaluator = evaluator
         self.tape = Tape(num_workers, evaluator.flat.dtype, evaluator.device)
         self.parameters = self.tape.matrix(evaluator.flat.size)
@@ -49,14 +43,14 @@ class Replicas:
             memory.retain_freed_blocks(self.parameters.data[0].nbytes)
         self._method_vectors: dict[str, Matrix] = {}
         named = dict(evaluator.model.named_parameters())
-        self.template = make_optimizer([named[part.name] for part in evaluator.flat.parts])
+        self.template = run.make_optimizer([named[part.name] for part in evaluator.flat.parts])
         """An optimizer that only provides its settings."""
         base_lr = self.template.param_groups[0]["lr"]
-        self.lr = cache(lambda step: base_lr * schedule(step))
+        self.lr = cache(lambda step: base_lr * run.schedule(step))
         """Learning rate by step number."""
         self.optimizers: WorkerOptimizers = batched_optimizer(
             self.template, self.parameters, self.gradients
-        ) or PerWorkerOptimizers(make_optimizer, evaluator.flat, self.parameters, self.gradients)
+        ) or PerWorkerOptimizers(run.make_optimizer, evaluator.flat, self.parameters, self.gradients)
         self.tape.run_updates = self.optimizers.apply
         self.tape.run_gradients = self._run_gradients
         self.gradient_times: list[Any] = []
@@ -66,7 +60,10 @@ class Replicas:
         """Ranks, numbers of mini-batches and losses of every batch of gradients since ``take_losses``."""
         common = evaluator.pack_model(self.parameters.data[0])
         for rank in range(num_workers):
-            self.parameters.data[rank].copy_(common if start is None else start[rank])
+            start = common
+            if run.task.start is not None:
+                start = torch.as_tensor(run.task.start(rank, stream(run.config.seed, "start", rank)))
+            self.parameters.data[rank].copy_(start)
 
     def vector(self, name: str, size: int | None, rank: int) -> Row:
         """Return a worker's row of the method vectors called ``name``."""
