@@ -2,8 +2,8 @@
 
     torchrun --nproc-per-node 2 examples/hf_tiny_language_model.py
 
-It learns to count: sequences of consecutive numbers modulo 32, from random initial weights, without any download. What
-is about Gossamer: ``alone``, ``shard`` and the callback.
+It learns to count: sequences of consecutive numbers modulo 32, from random initial weights, without any download.
+Three things belong to Gossamer: ``alone``, ``shard`` and the callback.
 """
 
 import argparse

@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 2 examples/lightning_digits.py
 
-The only line about Gossamer is the strategy.
+The strategy is the only line that belongs to Gossamer.
 """
 
 import argparse

@@ -4,8 +4,8 @@
     python examples/train.py                                             # one worker, the same code
 
 Each worker sees its own share of the data (``DistributedSampler``). Everything else is an ordinary loop: AdamW, a
-cosine schedule, gradient clipping, bfloat16 autocast, a checkpoint per epoch, evaluation. Four lines belong to
-Gossamer: ``join``, ``averaged``, ``state_dict`` and ``finish``.
+cosine schedule, gradient clipping, bfloat16 autocast, a checkpoint per epoch, evaluation. Five calls belong
+to Gossamer: ``join``, ``averaged``, ``state_dict``, ``load_state_dict`` and ``finish``.
 """
 
 import argparse
