@@ -55,7 +55,7 @@ def test_everything_is_drawn_and_fits(url, open_page, scheme, width):
 def test_the_page_opens_with_one_sentence(url, open_page, document):
     opened = open_page(url)
     assert opened.text("h1") == document["headline"]
-    assert " was the fastest to " in document["headline"]
+    assert " to 80% accuracy: " in document["headline"]
     first = opened.evaluate("document.body.innerText.trim().split('\\n')[0]")
     assert first == document["headline"]
 
