@@ -28,6 +28,7 @@ from gossamer.recording.trace import TraceFile
 from gossamer.report.document import report_document
 from gossamer.report.page import page
 from gossamer.report.runs import read_run
+from gossamer.results import Point, Spread
 from gossamer.runfolder import RECORDING, RunFolder
 from gossamer.virtual.sim.cluster import Cluster
 from tables import table
@@ -124,12 +125,16 @@ def large(events: int) -> str:
         steps = events // 4
         (run,) = resolve({"task": "quadratic", "method": "gossip", "workers": 64, "steps": steps})
         run_folder = RunFolder(folder, run.values(), "gossamer simulate …")
-        spread = {"mean": 0.9, "min": 0.8, "max": 1.0}
+        spread = Spread(mean=0.9, min=0.8, max=1.0)
         for step in range(steps):
             noise = 0.1 * np.sin(step) + 1000 / (step + 100)
-            point = {"time": 0.05 * step, "steps": step, "total_steps": 64 * step, "samples": 2048 * step}
-            point |= {"loss": noise, "train_loss": noise, "accuracy": 0.9, "worker_accuracy": spread}
-            run_folder.metric({**point, "consensus": noise, "exchanges": 32 * step, "bytes_sent": 10**6 * step})
+            counts = {"steps": step, "total_steps": 64 * step, "samples": 2048 * step, "exchanges": 32 * step}
+            point = Point(
+                time=0.05 * step, **counts, worker_steps=spread, loss=noise, train_loss=noise, accuracy=0.9,
+                worker_accuracy=spread, consensus=noise, bytes_sent=10**6 * step, utilization=1.0, workers_alive=64,
+                wall_s=0.0,
+            )  # fmt: skip
+            run_folder.metric(point)
         recorder = Recorder(range(64))
         feed(recorder, 64, steps)
         (folder / RECORDING).write_text(json.dumps(recorder.document()))

@@ -66,6 +66,10 @@ class RunConfig(Settings):
         0, "history points between two evaluations on the test set; 0: as often as is cheap", minimum=0
     )
 
+    @property
+    def time_unit(self) -> str:
+        return "s" if self.clock == "hardware" else "gradients"
+
 
 SECTIONS: tuple[type[Settings], ...] = (RunConfig, HardwareConfig, TaskConfig)
 """The settings classes that do not belong to a method."""

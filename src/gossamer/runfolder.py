@@ -28,12 +28,14 @@ import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
 
 import gossamer
 from gossamer.errors import InputError
+from gossamer.results import Point, to_json_data
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -71,20 +73,11 @@ class WriteThrottle:
         self._next = ended + max(MIN_RECORDING_INTERVAL_S, (ended - self._began) / MAX_RECORDING_SHARE)
 
 
-def _about(command: str, world: str, time_unit: str) -> dict[str, Any]:
-    """Return the content of ``run.json``, which readers need before all other files."""
-    return {
-        "format": FORMAT,
-        "gossamer": gossamer.__version__,
-        "command": command,
-        "world": world,
-        "time_unit": time_unit,
-        "started": datetime.now(UTC).isoformat(timespec="milliseconds"),
-    }
-
-
 class RunFolder:
-    """The folder of one run: a new one, or with ``history`` that of a run that is resumed."""
+    """The folder of one run: a new one, or with ``history`` that of a run that is resumed.
+
+    Files are created with the first point: a run that never starts leaves none behind.
+    """
 
     def __init__(
         self,
@@ -95,27 +88,41 @@ class RunFolder:
         world: str = "virtual",
         time_unit: str = "s",
         recorder: Recorder | None = None,
-        history: Sequence[Mapping[str, Any]] | None = None,
+        history: Sequence[Point] | None = None,
     ) -> None:
-        self.path, self.recorder = path, recorder
+        self.path, self.config, self.command, self.recorder = path, config, command, recorder
+        self.about = {
+            "format": FORMAT,
+            "gossamer": gossamer.__version__,
+            "command": command,
+            "world": world,
+            "time_unit": time_unit,
+        }
+        self._history = history
         self._throttle = WriteThrottle()
-        if history is None:
+        self._metrics: TextIO | None = None
+
+    def _create(self) -> TextIO:
+        path, history = self.path, [to_json_data(asdict(point)) for point in self._history or ()]
+        if self._history is None:
             make_folder(path)
-        write_json(path / RUN, _about(command, world, time_unit))
-        lines = [_comment(command), *(f"{name} = {_toml(value)}" for name, value in config.items())]
+        write_json(path / RUN, {**self.about, "started": datetime.now(UTC).isoformat(timespec="milliseconds")})
+        lines = [_comment(self.command), *(f"{name} = {_toml(value)}" for name, value in self.config.items())]
         with _writing(path):
             _replace(path / CONFIG, lambda part: part.write_text("\n".join(lines) + "\n", encoding="utf-8"))
             (path / SUMMARY).unlink(missing_ok=True)
-            _replace(path / METRICS, lambda part: part.write_text(_json_lines(history or ()), encoding="utf-8"))
-            self._metrics = (path / METRICS).open("a", encoding="utf-8")
+            _replace(path / METRICS, lambda part: part.write_text(_json_lines(history), encoding="utf-8"))
+            return (path / METRICS).open("a", encoding="utf-8")
 
-    def metric(self, point: Mapping[str, Any]) -> None:
+    def metric(self, point: Point) -> None:
         """Append one line to the metrics, and rewrite the recording if it is due."""
+        if self._metrics is None:
+            self._metrics = self._create()
         with _writing(self.path):
-            self._metrics.write(json.dumps(point) + "\n")
+            self._metrics.write(json.dumps(to_json_data(asdict(point))) + "\n")
             self._metrics.flush()
         if self._throttle.due:
-            self._record(point["time"])
+            self._record(point.time)
 
     def _record(self, now: float | None) -> None:
         if self.recorder is None:
@@ -123,21 +130,31 @@ class RunFolder:
         with self._throttle:
             write_text(self.path / RECORDING, json.dumps(self.recorder.document(now)) + "\n")
 
-    def close(
-        self, summary: Mapping[str, Any], history: Sequence[Mapping[str, Any]], weights: Mapping[str, Tensor] | None
-    ) -> None:
-        """Write the summary, the complete history and the averaged model at the end of the run.
+    def close(self, document: Mapping[str, Any], weights: Mapping[str, Tensor] | None = None) -> None:
+        """Write the summary, the complete history and the averaged model at the end of the run, if it has begun.
 
         Real workers write the model themselves: then ``weights`` is None.
         """
+        if self._metrics is None:
+            return
+        lines, summary = _json_lines(document["history"]), _without_history(document)
         with _writing(self.path):
             self._metrics.close()
-            _replace(self.path / METRICS, lambda part: part.write_text(_json_lines(history), encoding="utf-8"))
+            _replace(self.path / METRICS, lambda part: part.write_text(lines, encoding="utf-8"))
         self._record(summary["time"])
         if weights is not None:
             metadata = {name: str(summary[name]) for name in ("method", "topology", "workers", "seed", "steps")}
             save_model(self.path, weights, metadata)
         write_json(self.path / SUMMARY, summary)
+
+
+def write_comparison(folder: Path, document: Mapping[str, Any]) -> None:
+    """Write the summary of several runs, each in its own folder below this one."""
+    write_json(folder / SUMMARY, {**document, "results": list(map(_without_history, document["results"]))})
+
+
+def _without_history(document: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in document.items() if name != "history"}
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:

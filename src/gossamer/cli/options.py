@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import difflib
+import math
 import shlex
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -117,6 +118,23 @@ def _plain_value(what: str, entry: Any) -> Any:
 def _setting_names() -> set[str]:
     """Return the names of all settings of a run."""
     return {field.name for settings in SECTIONS for field in dataclasses.fields(settings)} | set(method_fields())  # type: ignore[arg-type]
+
+
+def parse_number(text: str, flag: str, kind: type, minimum: float, maximum: float = math.inf) -> Any:
+    """Return the value of an option that is no setting of a run."""
+    try:
+        number = kind(text)
+    except ValueError:
+        raise InputError(f"{flag} is {text!r}: expected {'a whole number' if kind is int else 'a number'}") from None
+    if not minimum <= number <= maximum or number == math.inf:
+        bounds = f"from {minimum:g} to {maximum:g}" if maximum != math.inf else f"of {minimum:g} or more, and finite"
+        raise InputError(f"{flag} is {text}: expected a number {bounds}")
+    return number
+
+
+def run_folders(folder: Path | None, methods: Sequence[str]) -> list[Path | None]:
+    """Return the folder of each run: that of --out, or one per method in it if there are several."""
+    return [folder / method if folder is not None and len(methods) > 1 else folder for method in methods]
 
 
 def out_folder(parsed: argparse.Namespace) -> Path | None:

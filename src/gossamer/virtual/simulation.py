@@ -63,7 +63,7 @@ class SimulationResult:
         end = {"events": self.events, "history": [asdict(point) for point in self.history]}
         if self.diverged is not None:
             end["diverged"] = {"time": self.diverged.time, "worker": self.diverged.rank, "step": self.diverged.step}
-        return to_json_data({**head, **asdict(self.final), **per_worker, **end})
+        return to_json_data({**head, **asdict(self.final), **per_worker, **end, "interrupted": self.interrupted})
 
 
 PointCallback = Callable[[Point, list[WorkerPoint], list[str]], None]

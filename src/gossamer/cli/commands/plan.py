@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from gossamer import tasks
+from gossamer.cli.options import parse_number
 from gossamer.cli.output import print_json, print_note, print_table
 from gossamer.config import RunConfig
 from gossamer.errors import InputError
@@ -42,10 +43,10 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     options = {
         "methods": [find(name).name for name in _names(parsed.method)],
         "topologies": _names(parsed.topology),
-        "max_contraction": _number(parsed.mixing, "--mixing", float, 0.0, 1.0),
-        "seed": _number(parsed.seed, "--seed", int, 0),
+        "max_contraction": parse_number(parsed.mixing, "--mixing", float, 0.0, 1.0),
+        "seed": parse_number(parsed.seed, "--seed", int, 0),
     }
-    workers = [_number(count, "--workers", int, 1) for count in _names(parsed.workers)]
+    workers = [parse_number(count, "--workers", int, 1) for count in _names(parsed.workers)]
     before = None
     if parsed.what_if is not None:
         before = make_plan(spec, job, **options)
@@ -68,7 +69,7 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
             document["verified"] = [check.document() for check in checks]
         print_json(document)
         return 0
-    _show(plan, _number(parsed.top, "--top", int, 0))
+    _show(plan, parse_number(parsed.top, "--top", int, 0))
     print()
     if before is not None:
         print_note(f"Now: {before.verdict}")
@@ -100,7 +101,7 @@ def _workload(parsed: argparse.Namespace, spec: ClusterSpec) -> Workload:
         parameters = _count_parameters(task.model)
         optimizer = parsed.optimizer or str(task.defaults.get("optimizer", RunConfig.optimizer))
     if parsed.parameters is not None:
-        parameters = round(_number(parsed.parameters, "--parameters", float, 1.0))
+        parameters = round(parse_number(parsed.parameters, "--parameters", float, 1.0))
     return Workload(parsed.task or UNNAMED_TASK, parameters, optimizer.lower(), options)
 
 
@@ -174,17 +175,6 @@ def _show_checks(checks: list[Check]) -> None:
 
 def _names(text: str | None) -> list[str]:
     return [] if text is None else [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _number(text: str, flag: str, kind: type, minimum: float, maximum: float = float("inf")) -> Any:
-    try:
-        number = kind(text)
-    except ValueError:
-        raise InputError(f"{flag} is {text!r}: expected {'a whole number' if kind is int else 'a number'}") from None
-    if not minimum <= number <= maximum or number == float("inf"):
-        bounds = f"from {minimum:g} to {maximum:g}" if maximum != float("inf") else f"of {minimum:g} or more"
-        raise InputError(f"{flag} is {text}: expected a number {bounds}")
-    return number
 
 
 COLUMNS = {

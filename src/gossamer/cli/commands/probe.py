@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from gossamer.cli.options import given
+from gossamer.cli.options import given, parse_number
 from gossamer.cli.output import print_json, print_note, print_table
 from gossamer.errors import InputError
 from gossamer.plan import cluster_file
@@ -36,7 +36,7 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     out = Path(parsed.out)
     if not parsed.out or not out.parent.is_dir():
         raise InputError(f"--out is {parsed.out!r}: expected a file in a folder that is there")
-    seconds = _seconds(parsed.seconds)
+    seconds = parse_number(parsed.seconds, "--seconds", float, 1, 3600)
     values = {"method": "allreduce", **given(parsed)}
     rank_info = started_rank_info()
     (settings,) = real_settings(values, None if rank_info is None else rank_info.workers)
@@ -124,13 +124,3 @@ def _show(spec: ClusterSpec) -> None:
     print_table(title, ["", "measured", "meaning"], rows)
     if spec.memory_bytes:
         print_note(f"{size(spec.memory_bytes)} of memory are left for each worker.")
-
-
-def _seconds(text: str) -> float:
-    try:
-        seconds = float(text)
-    except ValueError:
-        seconds = -1.0
-    if not 1 <= seconds <= 3600:
-        raise InputError(f"--seconds is {text!r}: expected a number from 1 to 3600")
-    return seconds

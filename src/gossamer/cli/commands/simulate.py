@@ -8,20 +8,18 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
-from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from gossamer.cli.comparison import show_comparison
 from gossamer.cli.live import LiveView
-from gossamer.cli.options import given, out_folder, shown_command
+from gossamer.cli.options import given, out_folder, run_folders, shown_command
 from gossamer.cli.output import print_json
 from gossamer.cli.trackers import Trackers
 from gossamer.config import Run, resolve, unused_options
 from gossamer.report.formats import counted
 from gossamer.report.view import TRAINING, View, WorkerRow, state_of
-from gossamer.results import Point, WorkerPoint, to_json_data
-from gossamer.runfolder import SUMMARY, RunFolder, make_folders, remove_if_empty, write_json
+from gossamer.results import Point, WorkerPoint
+from gossamer.runfolder import RunFolder, make_folders, remove_if_empty, write_comparison
 from gossamer.virtual.simulation import SimulationResult, simulate
 
 
@@ -29,7 +27,10 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     folder = out_folder(parsed)
     runs = resolve(given(parsed))
     command = shown_command(arguments)
-    folders = _folders(folder, runs)
+    folders = run_folders(folder, [run.config.method for run in runs])
+    created = [path for path in (folder, *folders) if path is not None]
+    # Before training starts, so that errors with them are reported at once.
+    make_folders(created)
     if not parsed.json and runs[0].topology.note:
         print(f"note: {runs[0].topology.note}", file=sys.stderr)
     unused = unused_options(runs[0])
@@ -48,24 +49,15 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
             raise
         results[-1].interrupted = True
     finally:
-        remove_if_empty(path for path in (*folders, folder) if path is not None)
-    document = {"command": command, "results": [_document(result) for result in results]}
+        remove_if_empty(reversed(created))
+    document = {"command": command, "results": [result.document() for result in results]}
     if folder is not None and len(runs) > 1:
-        write_json(folder / SUMMARY, {**document, "results": [_without_history(result) for result in results]})
+        write_comparison(folder, document)
     if parsed.json:
         print_json(document)
     else:
         _show(runs, results)
     return _ending(runs, results, folder)
-
-
-def _folders(folder: Path | None, runs: list[Run]) -> list[Path | None]:
-    """Create the folder of each run, so that errors with them are reported before training starts."""
-    if folder is None:
-        return [None] * len(runs)
-    folders = [folder] if len(runs) == 1 else [folder / run.config.method for run in runs]
-    make_folders([folder, *folders])
-    return list(folders)
 
 
 def _ending(runs: list[Run], results: list[SimulationResult], folder: Path | None) -> int:
@@ -96,22 +88,18 @@ def _divergence(result: SimulationResult) -> str:
 
 def _simulate(run: Run, folder: Path | None, trackers: Trackers, command: str, quiet: bool) -> SimulationResult:
     """Do one run: show it while it goes on, and write it into its folder."""
-    run_folder: RunFolder | None = None
     c = run.config
     recorder = trackers.recorder(c.method, c.workers, folder)
     track = trackers.points(c.method)
-    time_unit = "s" if c.clock == "hardware" else "gradients"
+    run_folder = None
+    if folder is not None:
+        run_folder = RunFolder(folder, run.values(), command, time_unit=c.time_unit, recorder=recorder)
     with LiveView(c.method, quiet) as view, _Interrupts() as interrupts:
 
         def callback(point: Point, workers: list[WorkerPoint], events: list[str]) -> None:
-            nonlocal run_folder
             interrupts.check()
-            if folder is not None:
-                # Only now: settings that cannot be used leave no files behind.
-                run_folder = run_folder or RunFolder(
-                    folder, run.values(), command, time_unit=time_unit, recorder=recorder
-                )
-                run_folder.metric(to_json_data(asdict(point)))
+            if run_folder is not None:
+                run_folder.metric(point)
             track(point, workers)
             view.show(lambda: _view(run, point, workers), events)
 
@@ -121,7 +109,7 @@ def _simulate(run: Run, folder: Path | None, trackers: Trackers, command: str, q
         # The last point again, with its final evaluation.
         track(result.final, result.final_workers)
     if run_folder is not None:
-        run_folder.close(_without_history(result), result.document()["history"], result.weights)
+        run_folder.close(result.document(), result.weights)
     return result
 
 
@@ -160,7 +148,7 @@ def _view(run: Run, point: Point, workers: list[WorkerPoint]) -> View:
     ]
     return View(
         time=point.time,
-        time_unit="s" if c.clock == "hardware" else "gradients",
+        time_unit=c.time_unit,
         wall_s=point.wall_s,
         share=min(1.0, point.time / c.steps if c.clock == "ideal" else point.total_steps / (c.steps * c.workers)),
         train_loss=point.train_loss,
@@ -175,21 +163,10 @@ def _state(worker: WorkerPoint, speed: float, speeds: list[float]) -> str:
     return worker.state if worker.state == "gone" or by_speed == TRAINING else by_speed
 
 
-def _document(result: SimulationResult) -> dict[str, Any]:
-    return {**result.document(), "interrupted": result.interrupted}
-
-
-def _without_history(result: SimulationResult) -> dict[str, Any]:
-    document = _document(result)
-    del document["history"]
-    return document
-
-
 def _show(runs: list[Run], results: list[SimulationResult]) -> None:
     """Print the closing table."""
     c = runs[0].config
     title = f"{c.task}, {counted(c.workers, 'worker')}, {c.topology}, {c.clock} clock, seed {c.seed}"
-    time_unit = "s" if c.clock == "hardware" else "gradients"
     show_comparison(
-        title, results, world="virtual", time_unit=time_unit, has_speed=lambda result: not _divergence(result)
+        title, results, world="virtual", time_unit=c.time_unit, has_speed=lambda result: not _divergence(result)
     )

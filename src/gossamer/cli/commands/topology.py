@@ -5,10 +5,9 @@ from __future__ import annotations
 import argparse
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
+from gossamer.cli.options import parse_number
 from gossamer.cli.output import print_json, print_table
-from gossamer.errors import InputError
 from gossamer.report.formats import counted
 from gossamer.topology import build, describe, draw, names
 
@@ -21,12 +20,12 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         else:
             print_table("", ["topology", "description"], [[name, describe(name)] for name in names()])
         return 0
-    rate = _number(parsed.rate, "--rate", float)
-    workers = None if parsed.workers is None else _number(parsed.workers, "--workers", int)
+    rate = parse_number(parsed.rate, "--rate", float, 0)
+    workers = None if parsed.workers is None else parse_number(parsed.workers, "--workers", int, 1)
     if workers is None and (parsed.name in names() or parsed.name.partition(":")[0] in names()):
         workers = None if parsed.name.startswith("torus:") else 16
-    nodes = None if parsed.nodes is None else _number(parsed.nodes, "--nodes", int)
-    topology = build(parsed.name, workers=workers, seed=_number(parsed.seed, "--seed", int), nodes=nodes)
+    nodes = None if parsed.nodes is None else parse_number(parsed.nodes, "--nodes", int, 1)
+    topology = build(parsed.name, workers=workers, seed=parse_number(parsed.seed, "--seed", int, 0), nodes=nodes)
     constants = topology.constants(rate)
     degrees = topology.degrees
     document = {
@@ -72,13 +71,3 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     if parsed.plot:
         print(f"drawn to {parsed.plot}")
     return 0
-
-
-def _number(text: str, flag: str, kind: type) -> Any:
-    try:
-        number = kind(text)
-    except ValueError:
-        raise InputError(f"{flag} is {text!r}: expected {'a whole number' if kind is int else 'a number'}") from None
-    if number < 0 or (flag != "--seed" and number == 0) or number != number:
-        raise InputError(f"{flag} is {text}: expected {'0 or more' if flag == '--seed' else 'a number above 0'}")
-    return number

@@ -5,27 +5,27 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 from gossamer.cli.commands.auto import settled
 from gossamer.cli.comparison import show_comparison
 from gossamer.cli.live import LiveView
-from gossamer.cli.options import given, out_folder, read_config, shown_command
+from gossamer.cli.options import given, out_folder, parse_number, read_config, run_folders, shown_command
 from gossamer.cli.output import print_json
 from gossamer.cli.trackers import Trackers
 from gossamer.errors import InputError
 from gossamer.process.store.rank_info import RankInfo, started_rank_info
 from gossamer.report.formats import counted, duration
-from gossamer.results import Point, WorkerPoint, to_json_data
-from gossamer.runfolder import CONFIG, SUMMARY, RunFolder, make_folders, read_history, remove_if_empty, write_json
+from gossamer.results import Point, WorkerPoint
+from gossamer.runfolder import CONFIG, RunFolder, make_folders, read_history, remove_if_empty, write_comparison
 from gossamer.train.checkpoint import CheckpointKeeper, find_checkpoint
 from gossamer.train.job_spec import JobSpec, real_settings
 from gossamer.train.launcher import LocalStore, counting_stop_signals, warm_up
-from gossamer.train.monitor import OnPoint, TrainingResult, read_point
+from gossamer.train.monitor import TrainingResult, read_point
 from gossamer.train.status import DONE
-from gossamer.train.supervisor import Show, train_as_worker, train_locally
+from gossamer.train.supervisor import train_as_worker, train_locally
 
 
 def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
@@ -47,15 +47,18 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     try:
         methods = [job_spec.values["method"] for job_spec in request.job_specs]
         with Trackers(parsed, methods, request.folder is not None) as trackers:
-            if rank_info is None:
-                results = _train_locally(request, parsed, command, trackers)
+            if rank_info is not None:
+                results = _train_all(request, partial(train_as_worker, rank_info=rank_info), parsed, command, trackers)
             else:
-                results = _train_as_rank_0(request, rank_info, parsed, command, trackers)
+                store = LocalStore()
+                with counting_stop_signals() as signals:
+                    train = partial(train_locally, store=store, signals=signals, restart=parsed.restart)
+                    results = _train_all(request, train, parsed, command, trackers)
     finally:
         remove_if_empty(reversed(folders))
     document = {"command": command, "results": [result.document() for result in results]}
     if request.folder is not None and len(request.job_specs) > 1:
-        write_json(request.folder / SUMMARY, {**document, "results": [_without_history(result) for result in results]})
+        write_comparison(request.folder, document)
     begun = [result for result in results if result.begun]
     if parsed.json:
         print_json(document)
@@ -80,7 +83,7 @@ def _new(parsed: argparse.Namespace, folder: Path | None, rank_info: RankInfo | 
     if checkpoint_every and folder is None:
         raise InputError("--checkpoint-every needs a folder for the checkpoints: give one with --out")
     settings = real_settings(settled(given(parsed), rank_info), None if rank_info is None else rank_info.workers)
-    folders = [folder / values["method"] if folder and len(settings) > 1 else folder for values in settings]
+    folders = run_folders(folder, [values["method"] for values in settings])
     traced = parsed.trace is not None
     if traced and folder is None:
         raise InputError("--trace: real workers write their traces into the folder of the run: give one with --out")
@@ -127,44 +130,21 @@ def _resumed(parsed: argparse.Namespace, rank_info: RankInfo | None) -> _Request
 def _checkpoint_every(parsed: argparse.Namespace, default: int) -> int:
     if parsed.checkpoint_every is None:
         return default
-    if not parsed.checkpoint_every.isdigit():
-        raise InputError(f"--checkpoint-every is {parsed.checkpoint_every!r}: expected a whole number of steps")
-    return int(parsed.checkpoint_every)
+    return int(parse_number(parsed.checkpoint_every, "--checkpoint-every", int, 0))
 
 
-def _train_locally(
-    request: _Request, parsed: argparse.Namespace, command: str, trackers: Trackers
+def _train_all(
+    request: _Request,
+    train: Callable[..., TrainingResult | None],
+    parsed: argparse.Namespace,
+    command: str,
+    trackers: Trackers,
 ) -> list[TrainingResult]:
-    """Do one run after the other with workers started here, until one is stopped or fails."""
-    store = LocalStore()
-    results: list[TrainingResult] = []
-    with counting_stop_signals() as signals:
-        for job_spec in request.job_specs:
-
-            def train(show: Show, on_point: OnPoint, job_spec: JobSpec = job_spec) -> TrainingResult:
-                run, history = job_spec.run(), request.history or ()
-                return train_locally(job_spec, run, store, signals, show, on_point, parsed.restart, history)
-
-            results.append(_train(job_spec, request.history, train, parsed.json, command, trackers))
-            if results[-1].interrupted or results[-1].failed:
-                break
-    return results
-
-
-def _train_as_rank_0(
-    request: _Request, rank_info: RankInfo, parsed: argparse.Namespace, command: str, trackers: Trackers
-) -> list[TrainingResult]:
-    """Do one run after the other as rank 0 of workers that torchrun has started."""
+    """Do one run after the other, until one is stopped or fails."""
     results: list[TrainingResult] = []
     for job_spec in request.job_specs:
-
-        def train(show: Show, on_point: OnPoint, job_spec: JobSpec = job_spec) -> TrainingResult:
-            result = train_as_worker(job_spec, job_spec.run(), rank_info, show, on_point, request.history or ())
-            assert result is not None
-            return result
-
         results.append(_train(job_spec, request.history, train, parsed.json, command, trackers))
-        if results[-1].interrupted:
+        if results[-1].interrupted or results[-1].failed:
             break
     return results
 
@@ -172,7 +152,7 @@ def _train_as_rank_0(
 def _train(
     job_spec: JobSpec,
     history: list[Point] | None,
-    train: Callable[[Show, OnPoint], TrainingResult],
+    train: Callable[..., TrainingResult | None],
     quiet: bool,
     command: str,
     trackers: Trackers,
@@ -180,53 +160,32 @@ def _train(
     """Do one run: show it while it goes on, and write it into its folder."""
     method = job_spec.values["method"]
     track = trackers.points(method)
+    run_folder = None
+    if job_spec.path is not None:
+        run_folder = RunFolder(job_spec.path, job_spec.values, command, world="process", history=history)
+    is_full = False
     with LiveView(method, quiet) as view:
-        writer = _FolderWriter(job_spec, history, command, view)
 
         def on_point(point: Point, workers: list[WorkerPoint]) -> None:
-            writer.point(point)
+            nonlocal is_full
+            try:
+                if run_folder is not None and not is_full:
+                    run_folder.metric(point)
+            except InputError as error:
+                # A full disk does not stop the training.
+                is_full = True
+                view.say(f"{error}; training continues without it")
             track(point, workers)
 
-        result = train(view.show, on_point)
+        result = train(job_spec, job_spec.run(), show=view.show, on_point=on_point, history=history or ())
+    assert result is not None
     if result.begun:
         # The last point again, with its final evaluation.
         track(result.final, result.final_workers)
-    writer.close(result)
+    if run_folder is not None:
+        run_folder.close(result.document())
     trackers.join_traces(method, job_spec.path)
     return result
-
-
-class _FolderWriter:
-    """Writes a run into its folder, if it has one. A full disk does not stop the training."""
-
-    def __init__(self, job_spec: JobSpec, history: list[Point] | None, command: str, view: LiveView) -> None:
-        self.job_spec, self.command, self.view = job_spec, command, view
-        self._history = None if history is None else [to_json_data(asdict(point)) for point in history]
-        self._folder: RunFolder | None = None
-        self._full = False
-
-    def point(self, point: Point) -> None:
-        if self.job_spec.path is None or self._full:
-            return
-        try:
-            # Only now: a run that never starts leaves no files behind.
-            self._folder = self._folder or RunFolder(
-                self.job_spec.path, self.job_spec.values, self.command, world="process", history=self._history
-            )
-            self._folder.metric(to_json_data(asdict(point)))
-        except InputError as error:
-            self._full = True
-            self.view.say(f"{error}; training continues without it")
-
-    def close(self, result: TrainingResult) -> None:
-        if self._folder is not None:
-            self._folder.close(_without_history(result), result.document()["history"], None)
-
-
-def _without_history(result: TrainingResult) -> dict[str, Any]:
-    document = result.document()
-    del document["history"]
-    return document
 
 
 def _show(job_spec: JobSpec, results: list[TrainingResult]) -> None:

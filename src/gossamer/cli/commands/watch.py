@@ -8,15 +8,15 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from gossamer.cli.options import parse_number
 from gossamer.cli.output import print_json
 from gossamer.errors import InputError
 from gossamer.report.server import LiveReport, ReportServer
 
 
 def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
-    if not parsed.port.isdecimal() or int(parsed.port) > 65535:
-        raise InputError(f"--port is {parsed.port}: expected a number between 0 and 65535")
-    with ReportServer(LiveReport(Path(parsed.run)), _address(parsed.host), int(parsed.port)) as server:
+    port = parse_number(parsed.port, "--port", int, 0, 65535)
+    with ReportServer(LiveReport(Path(parsed.run)), _address(parsed.host), port) as server:
         if parsed.json:
             print_json({"url": server.url, "run": parsed.run})
         else:
