@@ -90,7 +90,6 @@ class Run:
     """Step number → factor on the learning rate."""
 
     def method(self) -> Method:
-        """Return the method, set up for this topology."""
         return find(self.config.method)(self.method_config, self.topology)
 
     def values(self) -> dict[str, Any]:
@@ -187,8 +186,6 @@ def resolve(
 
 @dataclass(frozen=True)
 class _Shared:
-    """What all runs of one comparison share."""
-
     task: Task
     task_config: TaskConfig
     hardware: HardwareConfig

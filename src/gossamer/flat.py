@@ -66,7 +66,6 @@ class Flat:
 
     @classmethod
     def of_parameters(cls, model: nn.Module) -> Flat:
-        """Return the layout of the trainable parameters of ``model``."""
         flat = cls((name, p.detach()) for name, p in model.named_parameters() if p.requires_grad)
         if flat.size == 0:
             raise InputError(f"{type(model).__name__} has no trainable parameters: nothing to train")
@@ -89,13 +88,11 @@ class Flat:
         return {name: view if usable(view) else view.clone() for name, view in views}
 
     def pack(self, named: dict[str, Tensor], out: Tensor) -> Tensor:
-        """Write named tensors into ``out``."""
         for part in self.parts:
             part.view(out).copy_(named[part.name].detach())
         return out
 
     def unpack(self, vector: Tensor, named: dict[str, Tensor]) -> None:
-        """Write ``vector`` into named tensors."""
         with torch.no_grad():
             for part in self.parts:
                 named[part.name].copy_(part.view(vector))

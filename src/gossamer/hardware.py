@@ -126,11 +126,9 @@ class ComputeTimes:
             raise InputError(f"--compute is {spec!r}: expected a time above 0")
 
     def mean(self, rank: int) -> float:
-        """Return the mean time of this worker's gradients, in seconds."""
         return self.mean_s * float(self.factor[rank])
 
     def draw(self, rank: int, rng: np.random.Generator) -> float:
-        """Draw the time of this worker's next gradient, in seconds."""
         return self.draw_many(rank, rng, 1)[0]
 
     def draw_many(self, rank: int, rng: np.random.Generator, count: int) -> list[float]:
@@ -189,7 +187,6 @@ class NodeLayout:
         return rank // self.per_node
 
     def link(self, a: int, b: int) -> Link:
-        """Return the link between the workers ``a`` and ``b``."""
         first, second = sorted((self.node(a), self.node(b)))
         if first == second:
             return self.inside

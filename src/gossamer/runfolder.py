@@ -62,7 +62,6 @@ class WriteThrottle:
 
     @property
     def due(self) -> bool:
-        """Whether it is time for the next write."""
         return time.monotonic() >= self._next
 
     def __enter__(self) -> None:
@@ -158,7 +157,6 @@ def _without_history(document: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def read_history(path: Path) -> list[dict[str, Any]]:
-    """Return the points of the history in the folder of a run."""
     try:
         lines = (path / METRICS).read_text(encoding="utf-8").splitlines()
         # The last line of a run that was killed may be incomplete.
@@ -168,7 +166,6 @@ def read_history(path: Path) -> list[dict[str, Any]]:
 
 
 def save_model(folder: Path, weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
-    """Write the averaged model, with metadata about the run."""
     from safetensors.torch import save_file
 
     with _writing(folder):
@@ -205,7 +202,6 @@ def check_folder(path: Path) -> None:
 
 
 def remove_if_empty(paths: Iterable[Path]) -> None:
-    """Remove those folders that are empty."""
     for path in paths:
         if path.is_dir() and not any(path.iterdir()):
             path.rmdir()

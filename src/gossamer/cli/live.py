@@ -28,7 +28,6 @@ OTHER_LINES = 9
 
 BARS = "▁▂▃▄▅▆▇█"
 SPARKLINE_LENGTH = 32
-"""Characters of a sparkline."""
 
 STYLES = {"gone": "red", "failed": "red", "silent": "yellow", "slow": "yellow", "waiting": "dim"}
 
@@ -52,7 +51,6 @@ class Sparkline:
             self._values_per_mean *= 2
 
     def text(self) -> str:
-        """Return the course as a line of bars."""
         shown = self.means
         if len(shown) > SPARKLINE_LENGTH:
             shown = [shown[k * len(shown) // SPARKLINE_LENGTH] for k in range(SPARKLINE_LENGTH)]
@@ -64,8 +62,6 @@ class Sparkline:
 
 
 class LiveView:
-    """Shows one run of one method."""
-
     def __init__(self, name: str, quiet: bool) -> None:
         self.name, self.quiet = name, quiet
         self._live: Live | None = None
@@ -142,7 +138,6 @@ class LiveView:
 
 
 def line(view: View) -> str:
-    """Return the progress of the run in one plain line."""
     if view.rows and all(row.state == "starting" for row in view.rows):
         return f"{counted(len(view.rows), 'worker')} starting"
     parts = [f"{100 * view.share:.0f}%", f"time {run_time(view.time, view.time_unit)}"]

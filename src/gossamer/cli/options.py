@@ -116,7 +116,6 @@ def _plain_value(what: str, entry: Any) -> Any:
 
 
 def _setting_names() -> set[str]:
-    """Return the names of all settings of a run."""
     return {field.name for settings in SECTIONS for field in dataclasses.fields(settings)} | set(method_fields())  # type: ignore[arg-type]
 
 
@@ -138,12 +137,10 @@ def run_folders(folder: Path | None, methods: Sequence[str]) -> list[Path | None
 
 
 def out_folder(parsed: argparse.Namespace) -> Path | None:
-    """Return the folder given by --out, if any."""
     if parsed.out == "":
         raise InputError("--out is empty: expected the name of a folder, which will be created")
     return None if parsed.out is None else Path(parsed.out)
 
 
 def shown_command(arguments: Sequence[str]) -> str:
-    """Return the command line as a user would type it."""
     return shlex.join(["gossamer", *arguments])

@@ -23,7 +23,6 @@ GAP = 2
 
 
 def print_json(document: Any) -> None:
-    """Print one JSON document on standard output."""
     print(json.dumps(to_json_data(document), indent=1, allow_nan=False))
 
 

@@ -69,7 +69,6 @@ class A2CiD2(Method):
         self.eta, self.alpha_tilde = constants.eta, constants.alpha_tilde
 
     def advance(self, worker: Worker) -> None:
-        """Advance ``x`` and ``z`` to the present."""
         c = self.flow(worker)
         if c > 0.0:
             z = worker.vector("z")

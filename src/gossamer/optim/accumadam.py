@@ -205,7 +205,6 @@ class _Setting:
 
 
 def _update_each(tensors: _Tensors, steps: list[int], setting: _Setting) -> None:
-    """Update one tensor after the other."""
     for param, grad, exp_avg, exp_avg_sq, accumulated, step in zip(
         tensors.params,
         tensors.grads,

@@ -84,7 +84,6 @@ class LossSteps:
             torch.cuda.synchronize()
 
     def restore(self) -> None:
-        """Restore the model, the optimizer and the random number generator."""
         model_state, optimizer_state = self._state
         self.model.load_state_dict(model_state)
         self.optimizer.load_state_dict(optimizer_state)
@@ -95,7 +94,6 @@ class LossSteps:
 def choose_for_loop(
     rank_info: RankInfo, model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]
 ) -> Choice:
-    """Return the winner for a user's own training loop."""
     steps = LossSteps(model, optimizer, loss)
     try:
         choice = choose(rank_info, steps, lambda began: None, type(optimizer).__name__.lower(), knows_nodes=False)

@@ -44,7 +44,6 @@ COMMENTS = {
 
 
 def read(path: Path) -> ClusterSpec:
-    """Return the cluster that a file describes."""
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
@@ -68,7 +67,6 @@ def write(spec: ClusterSpec, path: Path) -> None:
 
 
 def document(spec: ClusterSpec) -> dict[str, Any]:
-    """Return the content of a cluster file."""
     compute, costs = spec.compute, spec.costs
     content: dict[str, Any] = {
         "cluster": {"nodes": spec.nodes, "workers_per_node": spec.per_node},

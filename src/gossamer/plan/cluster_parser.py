@@ -65,7 +65,6 @@ class ClusterParser:
                 raise self._error(f"{prefix}{key}", f"is not a field: {hint}")
 
     def parse(self) -> ClusterSpec:
-        """Return the cluster that the document describes."""
         nodes = self._count("cluster.nodes")
         per_node = self._count("cluster.workers_per_node")
         workers = nodes * per_node

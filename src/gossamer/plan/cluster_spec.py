@@ -26,9 +26,7 @@ class GroupShape:
     """What the time of a communication depends on, apart from its size."""
 
     members: int
-    """Workers in the group."""
     nodes: int
-    """Nodes they are on."""
     at_once: int = 1
     """Groups that use the busiest of these nodes at the same time, this one included."""
 
@@ -60,7 +58,6 @@ class TimingTable:
 
     @property
     def latency_s(self) -> float:
-        """The time of the smallest message."""
         return self.seconds[0]
 
 
@@ -139,7 +136,6 @@ class ClusterSpec:
     memory_bytes: float = 0.0
     """Free memory of one worker; 0: unknown."""
     source: str = ""
-    """Where the description comes from."""
 
     @property
     def workers(self) -> int:

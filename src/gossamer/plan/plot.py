@@ -55,7 +55,6 @@ class Sweep:
     topologies: Sequence[str] = ()
 
     def over_workers(self) -> Curves:
-        """Vary the number of workers on the same kind of nodes, from 2 up."""
         spec = self.spec
         largest = min(MAX_WORKERS, max(64, 4 * spec.workers))
         counts = [2**k for k in range(1, int(math.log2(largest)) + 1)]

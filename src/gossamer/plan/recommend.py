@@ -37,8 +37,6 @@ NUM_RUNS, NUM_RUNS_MANY_WORKERS, MANY_WORKERS = 16, 4, 256
 
 @dataclass(frozen=True)
 class Workload:
-    """The training job to plan for."""
-
     task: str
     parameters: int
     optimizer: str = "sgd"
@@ -99,7 +97,6 @@ class Plan:
 
     @property
     def verdict(self) -> str:
-        """The recommendation in one sentence."""
         winner = self.winner
         baseline, ddp = self.baselines[winner.workers], self.ddp_s[winner.workers]
         if winner.candidate.method != BASELINE:
@@ -124,7 +121,6 @@ class Plan:
 
     @property
     def command(self) -> str:
-        """The command that trains with the winner on this cluster."""
         winner, spec = self.winner, self.spec.with_workers(self.winner.workers)
         options: dict[str, Any] = {"task": self.job.task, **self.job.options, **winner.candidate.settings}
         arguments = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", _text(value))]
@@ -137,7 +133,6 @@ class Plan:
         return shlex.join([*torchrun, "-m", "gossamer", "train", *arguments])
 
     def document(self) -> dict[str, Any]:
-        """Return the plan as JSON data."""
         return {
             "task": self.job.task,
             "parameters": self.job.parameters,
@@ -227,7 +222,6 @@ def _seconds_per_gradient(prediction: Prediction) -> float:
 
 
 def milliseconds(seconds: float) -> str:
-    """Format a step's time."""
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
 
 

@@ -27,8 +27,6 @@ NUM_VERIFIED = 3
 
 @dataclass(frozen=True)
 class Check:
-    """A prediction and the measured step time."""
-
     prediction: Prediction
     measured_s: float
 
@@ -67,7 +65,6 @@ def num_steps(step_s: float, candidate: Candidate, seconds: float = RUN_S) -> in
 
 
 def train_settings(candidate: Candidate, settings: Mapping[str, Any], steps: int) -> dict[str, Any]:
-    """Return the settings of ``gossamer train`` for a candidate."""
     values = {**settings, **candidate.settings, "steps": steps}
     if any(field.name == "warmup" for field in dataclasses.fields(find(candidate.method).Config)):
         # Predictions are about the steps after the warm-up.

@@ -29,8 +29,6 @@ NUMBER = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)\s*[x×]?", re.IGNORECASE)
 
 @dataclass(frozen=True)
 class Scenario:
-    """A cluster and the size of a model."""
-
     spec: ClusterSpec
     parameters: int
 
@@ -50,7 +48,6 @@ def apply_change(text: str, spec: ClusterSpec, parameters: int) -> Scenario:
 
 
 def scaled_bandwidth(spec: ClusterSpec, factor: float) -> ClusterSpec:
-    """Scale the bandwidth of the main link."""
     link = dataclasses.replace(spec.main_link, bytes_per_s=spec.main_link.bytes_per_s * factor)
     return _replace_main_link(spec, link, lambda seconds, latency_s: latency_s + max(0.0, seconds - latency_s) / factor)
 

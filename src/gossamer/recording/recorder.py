@@ -137,7 +137,6 @@ class Recorder:
             self._absences.extend((rank, self._absent_since.pop(rank), time - self.origin))
 
     def add_event(self, time: float, text: str) -> None:
-        """Keep an event that people should know of."""
         if len(self.events) < MAX_EVENTS:
             self.events.append((time - self.origin, text))
 

@@ -60,7 +60,6 @@ class TraceFile:
         self._append(self._track_names)
 
     def write(self, ranks: Sequence[int], batch: EventBatch) -> None:
-        """Append a batch."""
         self._append(self._trace_events(set(ranks), batch))
 
     def close(self) -> None:
@@ -127,7 +126,6 @@ class TraceFile:
 
 
 def track_names(workers: Iterable[int]) -> Iterator[dict[str, Any]]:
-    """The trace events that name and order the tracks."""
     for rank in workers:
         yield _name(rank, 0, "process_name", f"worker {rank}")
         yield {"ph": "M", "pid": FIRST_PID + rank, "tid": 0, "name": "process_sort_index", "args": {"sort_index": rank}}

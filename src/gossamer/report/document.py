@@ -51,7 +51,6 @@ SUMMARY = (
 
 
 def report_document(runs: Sequence[StoredRun]) -> dict[str, Any]:
-    """Return everything that the page shows."""
     names = _names(runs)
     max_points = min(MAX_POINTS, MAX_ALL_POINTS // len(runs))
     num_rows = sum(min(MAX_ROWS, len(run.recording["workers"])) for run in runs if run.recording is not None)

@@ -23,8 +23,6 @@ ACCURACY_LEVELS = [
 
 @dataclass(frozen=True)
 class Metric:
-    """What the runs are compared by."""
-
     field: str
     """Of a point."""
     name: str
@@ -196,7 +194,6 @@ def _about_several(names: Sequence[str], runs: Sequence[StoredRun], targets: Tar
 
 
 def _price(metric: Metric, final: Mapping[str, Any], other: Mapping[str, Any], other_name: str) -> str:
-    """What a run is worse at than another one."""
     accuracy, loss, sent, distance = (
         [point.get(field) or 0.0 for point in (final, other)]
         for field in ("accuracy", "loss", "bytes_sent", "consensus")

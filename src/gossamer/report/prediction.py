@@ -71,7 +71,6 @@ def _method(config: Mapping[str, Any], topology: Topology | None) -> Method | No
 
 
 def _rate_scale(method: Method | None, last: Mapping[str, Any]) -> float:
-    """The achieved exchange rate over the configured one."""
     rate = getattr(method, "rate", None)
     if not rate or not last.get("total_steps"):
         return 1.0

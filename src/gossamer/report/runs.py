@@ -73,7 +73,6 @@ def find_runs(path: Path) -> list[Path]:
 
 
 def read_run(path: Path) -> StoredRun:
-    """Read everything in a run folder."""
     about = _read_about(path)
     try:
         config = tomllib.loads((path / CONFIG).read_text(encoding="utf-8"))

@@ -71,8 +71,6 @@ class LiveReport:
 
 
 class ReportServer(ThreadingHTTPServer):
-    """Serves one ``LiveReport``."""
-
     daemon_threads = True
 
     def __init__(self, report: LiveReport, host: str, port: int) -> None:
@@ -93,8 +91,6 @@ class ReportServer(ThreadingHTTPServer):
 
 
 class RequestHandler(BaseHTTPRequestHandler):
-    """Answers one request."""
-
     server: ReportServer
     server_version = "gossamer"
     sys_version = ""
@@ -163,8 +159,6 @@ class RequestHandler(BaseHTTPRequestHandler):
 
 
 class _FirstBytes:
-    """A reader of the first bytes of a file."""
-
     def __init__(self, content: Any, length: int) -> None:
         self.content, self.num_left = content, length
 

@@ -11,8 +11,6 @@ UNUSUAL = ("slow", "silent", "gone", "failed")
 
 @dataclass(frozen=True)
 class WorkerRow:
-    """The state of one worker."""
-
     rank: int
     steps: int
     speed: float

@@ -15,8 +15,6 @@ from gossamer.tasks.task import Task, TaskConfig
 
 
 class Vector(nn.Module):
-    """A model that consists of one parameter vector."""
-
     def __init__(self, dim: int) -> None:
         super().__init__()
         self.w = nn.Parameter(torch.zeros(dim))

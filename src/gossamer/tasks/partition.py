@@ -144,7 +144,6 @@ class Batches:
 
 
 def worker_batches(task: Task, spec: str, workers: int, batch: int, seed: int) -> list[Batches]:
-    """Return the mini-batches of every worker."""
     if task.own_data:
         parts = [np.array([rank]) for rank in range(workers)]
     else:

@@ -20,7 +20,6 @@ EXPECTED = "expected `def task(workers: int, seed: int) -> Task` or `task = Task
 
 
 def load_task(spec: str, *, workers: int, seed: int) -> Task:
-    """Return the task that the file ``spec`` defines."""
     path = Path(spec)
     if not path.is_file():
         raise InputError(f"task file {spec} does not exist: expected a Python file that defines `task`.")
@@ -38,7 +37,6 @@ def load_task(spec: str, *, workers: int, seed: int) -> Task:
 
 
 def execute(path: Path) -> ModuleType:
-    """Run the file and return it as a module."""
     # The prefix prevents that a file called numpy.py replaces numpy.
     name = f"gossamer_task_{path.stem}"
     spec = importlib.util.spec_from_file_location(name, path.resolve())

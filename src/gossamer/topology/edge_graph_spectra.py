@@ -24,7 +24,6 @@ MAX_EDGES_PER_WORKER_FOR_BRIDGES = 2
 
 
 def constants(graph: EdgeGraph) -> Constants:
-    """Return the constants at rate 1."""
     return dense_constants(graph) if graph.workers <= MAX_DENSE_WORKERS else sparse_constants(graph)
 
 

@@ -51,8 +51,6 @@ class Request:
 
 @dataclass(frozen=True)
 class Graph:
-    """One row of the table."""
-
     make: Callable[[Request], Topology]
     description: str
     uses_nodes: bool = False

@@ -37,7 +37,6 @@ class Laplacian:
         return (solution - solution.mean(axis=0)).reshape(right.shape)
 
     def pseudo_inverse(self) -> np.ndarray:
-        """Return L⁺ as a dense matrix."""
         n = self.graph.workers
         inverse: np.ndarray = np.linalg.inv(self.matrix.toarray() + 1.0 / n) - 1.0 / n
         return inverse

@@ -32,8 +32,6 @@ MAX_SPARSE_ROW = 64
 
 
 class MixingRound:
-    """One round, applied to many values at once."""
-
     def __init__(self, groups: tuple[Group, ...]) -> None:
         sizes = [len(group.members) for group in groups]
         self._members = np.array([rank for group in groups for rank in group.members], dtype=np.int64)

@@ -106,5 +106,4 @@ def edge_rates(graph: Structure, rate: float = 1.0) -> np.ndarray:
 
 
 def mixing_weights(graph: Structure) -> np.ndarray:
-    """Return the Metropolis–Hastings weight of each edge."""
     return 1.0 / (1.0 + graph.degrees[graph.edges].max(axis=1))

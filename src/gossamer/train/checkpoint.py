@@ -40,8 +40,6 @@ class Unusable(Exception):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A complete checkpoint."""
-
     path: Path
     ranks: list[int]
     """The workers in it."""
@@ -59,7 +57,6 @@ class Checkpoint:
         return self.ranks == list(range(workers))
 
     def mean_steps(self) -> int:
-        """Return the steps per worker, on average."""
         return round(sum(self.steps) / len(self.steps))
 
     def total_steps(self, workers: int) -> int:

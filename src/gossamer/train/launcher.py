@@ -63,11 +63,9 @@ class LocalStore:
         self.port = self._store.port
 
     def rank_info(self, rank: int, workers: int, run: str) -> RankInfo:
-        """Return the rank info of a worker of the run called ``run``."""
         return RankInfo(rank, workers, HOST, self.port, f"gossamer/{run}/")
 
     def connect(self, run: str) -> FailoverStore:
-        """Connect to the store with the keys of the run called ``run``."""
         return FailoverStore(HOST, self.port, False, f"gossamer/{run}/", 60.0)
 
 
@@ -108,7 +106,6 @@ class LocalWorkers:
         self._processes[rank].start()
 
     def log(self, rank: int) -> Path:
-        """Return the file with what the worker printed."""
         assert self.logs is not None
         return self.logs / f"{rank}.log"
 
@@ -145,7 +142,6 @@ class LocalWorkers:
         return requested is not None and time.monotonic() - requested > STOP_TIMEOUT_S
 
     def kill(self) -> None:
-        """Kill all workers that still run."""
         for process in self._running():
             process.kill()
         for process in self._processes.values():
@@ -187,7 +183,6 @@ def orphaned() -> bool:
 
 
 def describe_exit(code: int) -> str:
-    """Describe an exit code in a few words."""
     if code < 0:
         names = {number.value: number.name for number in signal.Signals}
         return f"killed by {names.get(-code, f'signal {-code}')}"

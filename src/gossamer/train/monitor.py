@@ -44,7 +44,6 @@ class TrainingResult:
     final_workers: list[WorkerPoint]
     history: list[Point]
     status: list[WorkerStatus]
-    """The last status of each worker."""
     gone: list[int]
     """Workers that were not alive at the end."""
     events: list[str]
@@ -55,11 +54,9 @@ class TrainingResult:
 
     @property
     def begun(self) -> bool:
-        """Whether any step was made."""
         return self.final.total_steps > 0
 
     def document(self) -> dict[str, Any]:
-        """Return the result as JSON data."""
         head = {"method": self.method, "topology": self.topology, "workers": self.workers, "seed": self.seed}
         per_worker = {
             "worker_bytes_sent": [status.bytes_sent for status in self.status],
@@ -87,7 +84,6 @@ def _status_document(status: WorkerStatus) -> dict[str, Any]:
 
 
 def read_point(line: Mapping[str, Any]) -> Point:
-    """Return a point of the history from its JSON data."""
     spreads = {name: Spread(**line[name]) for name in ("worker_steps", "worker_accuracy")}
     return Point(**{**line, **spreads})
 
@@ -121,7 +117,6 @@ class RunMonitor:
 
     @property
     def started(self) -> bool:
-        """Whether training has begun."""
         return any(status.state in (TRAINING, DONE) or status.seconds > 0 for status in self.status)
 
     @property
@@ -160,7 +155,6 @@ class RunMonitor:
         return event
 
     def mark_restarted(self, rank: int) -> None:
-        """Note that worker ``rank`` was started again."""
         self.gone.pop(rank, None)
         self.events.append(f"worker {rank} started again")
 
@@ -191,7 +185,6 @@ class RunMonitor:
         self.on_point(point, self.worker_points())
 
     def worker_points(self) -> list[WorkerPoint]:
-        """Return how far each worker is."""
         return [
             WorkerPoint(
                 rank=rank,

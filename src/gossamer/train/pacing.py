@@ -57,7 +57,6 @@ class StepMeter:
         self._ends: deque[float] = deque(maxlen=self.MAX_STEPS)
 
     def add(self, now: float) -> None:
-        """A step has ended."""
         self._ends.append(now)
 
     def mean_s(self) -> float:
@@ -94,11 +93,9 @@ class EvalSchedule:
         self._cost_s = min(cost_s, self._cost_s)
 
     def evaluated(self, now: float, cost_s: float) -> None:
-        """An evaluation has taken ``cost_s``."""
         self._since, self._cost_s, self._num_estimates = now, cost_s, NUM_ESTIMATES
 
     def due(self, now: float, step: int) -> bool:
-        """Return whether to evaluate after this step."""
         if self._every:
             return step % self._every == 0
         return now >= self._since + self._cost_s / self._share

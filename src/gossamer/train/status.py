@@ -39,9 +39,7 @@ class WorkerStatus:
     """Distance to the peer of the newest exchange; at the end, to the averaged model."""
     peers_alive: int = 0
     lost: int = 0
-    """Connections that broke."""
     refused: int = 0
-    """Messages that were not finite or absurdly large."""
     own_loss: float | None = None
     """Of its own model on the test set at the last evaluation; at the end, before the final average."""
     own_accuracy: float | None = None
@@ -89,7 +87,6 @@ class StatusBoard:
         return None if text is None else WorkerStatus(**json.loads(text))
 
     def request_stop(self) -> None:
-        """Ask all workers to stop."""
         self._store.set("stop", "1")
 
     def stop_requested(self) -> bool:

@@ -63,7 +63,6 @@ class StatusReporter:
             self._thread.join()
 
     def publish_last(self) -> None:
-        """Publish and write the last status."""
         self._write_line()
         self._write_recording(ended=True)
         self._publish()
@@ -73,7 +72,6 @@ class StatusReporter:
         self.board.put(self.status)
 
     def _write_line(self) -> None:
-        """Append a line to the worker's metrics."""
         if self.folder is None:
             return
         line = {name: value for name, value in asdict(self.status).items() if name != "events"}
@@ -119,7 +117,6 @@ class RecordingFile:
         self._throttle = WriteThrottle()
 
     def begin(self) -> None:
-        """The worker has joined the others, and knows when the run began."""
         origin, now = self.recorder.origin, time.monotonic()
         if self._trace is not None:
             self._trace.start_at(time.time_ns() - round((now - origin) * 1e9))

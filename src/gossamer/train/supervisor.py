@@ -42,7 +42,6 @@ def train_locally(
     restart: bool,
     history: Sequence[Point] = (),
 ) -> TrainingResult:
-    """Run the job with workers started on this machine."""
     method = run.config.method
     board = StatusBoard(store.connect(method))
     monitor = RunMonitor(run, board, job_spec, on_point, history)

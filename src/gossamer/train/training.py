@@ -227,7 +227,6 @@ class Training:
             self._save(self._checkpoint_requested)
 
     def _save_last(self) -> None:
-        """Write the checkpoint of a run that was stopped."""
         workers = self.rank_info.workers
         published = [self.board.get(rank) for rank in range(workers)]
         total = self.steps_done * workers if self.lockstep else sum(status.steps for status in published if status)
@@ -264,7 +263,6 @@ class Training:
         return state
 
     def _load_state(self, state: dict[str, Any]) -> None:
-        """Continue from this worker's own state."""
         assert self.swarm is not None
         assert self.checkpoint is not None
         try:
@@ -311,7 +309,6 @@ class Training:
         self.coordinator.poll(self.board, self._gone)
 
     def _gone(self, rank: int) -> bool:
-        """Return whether a worker is dead or done."""
         assert self.runtime is not None
         status = self.board.get(rank)
         return self.runtime.heartbeats.dead(rank) or (status is not None and status.state == DONE)

@@ -17,8 +17,6 @@ TEST_BATCH = 1000
 
 
 class WorkerTask:
-    """What worker ``rank`` of a run computes."""
-
     def __init__(self, run: Run, rank: int) -> None:
         self.run, self.rank = run, rank
         c = run.config
@@ -52,7 +50,6 @@ class WorkerTask:
         self.optimizer.step()
 
     def synchronize(self) -> None:
-        """Wait until the device has finished its work."""
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
@@ -72,7 +69,6 @@ class WorkerTask:
 
     @property
     def num_test_batches(self) -> float:
-        """How many mini-batches the test set makes."""
         return len(self._test[0]) / self.run.config.batch
 
     @torch.no_grad()

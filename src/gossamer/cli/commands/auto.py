@@ -36,7 +36,6 @@ def settled(values: dict[str, Any], rank_info: RankInfo | None) -> dict[str, Any
 
 
 def _probed_here(values: dict[str, Any]) -> Choice:
-    """Probe with workers started here, and plan."""
     (settings,) = real_settings(values, None)
     (run,) = resolve(settings)
     with tempfile.TemporaryDirectory(prefix="gossamer-") as scratch:
@@ -51,7 +50,6 @@ def _probed_here(values: dict[str, Any]) -> Choice:
 
 
 def _probed_together(values: dict[str, Any], rank_info: RankInfo) -> Choice:
-    """Probe as one of the workers that others have started, and plan."""
     (settings,) = real_settings(values, rank_info.workers)
     job_spec = JobSpec(settings)
     run = job_spec.run()

@@ -133,13 +133,11 @@ class _Interrupts:
         self._interrupted = True
 
     def check(self) -> None:
-        """Raise ``KeyboardInterrupt`` if Ctrl-C was pressed."""
         if self._interrupted:
             raise KeyboardInterrupt
 
 
 def _view(run: Run, point: Point, workers: list[WorkerPoint]) -> View:
-    """Return what the live screen shows of a point."""
     c = run.config
     speeds = [worker.steps / point.time if point.time else 0.0 for worker in workers]
     rows = [
@@ -164,7 +162,6 @@ def _state(worker: WorkerPoint, speed: float, speeds: list[float]) -> str:
 
 
 def _show(runs: list[Run], results: list[SimulationResult]) -> None:
-    """Print the closing table."""
     c = runs[0].config
     title = f"{c.task}, {counted(c.workers, 'worker')}, {c.topology}, {c.clock} clock, seed {c.seed}"
     show_comparison(

@@ -189,7 +189,6 @@ def _train(
 
 
 def _show(job_spec: JobSpec, results: list[TrainingResult]) -> None:
-    """Print the closing table."""
     c = job_spec.run().config
     title = f"{c.task}, {counted(c.workers, 'worker')}, {c.topology}, real processes, seed {c.seed}"
     show_comparison(

@@ -41,7 +41,6 @@ class Findings:
     """Which worker was lost, and during what; empty if none was."""
 
     def cluster_spec(self) -> ClusterSpec:
-        """Return the cluster; needs compute times."""
         assert self.compute is not None
         return ClusterSpec(
             nodes=self.nodes,
@@ -67,7 +66,6 @@ class Findings:
 
     @property
     def summary(self) -> str:
-        """What has been measured, in words."""
         kinds = [kind for kind in (EXCHANGE, MEAN, GATHER) if any(table.kind == kind for table in self.tables)]
         parts = (["compute times"] if self.compute else []) + [f"{kind}s" for kind in kinds]
         return ", ".join(parts) or "nothing"

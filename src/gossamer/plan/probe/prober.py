@@ -33,8 +33,6 @@ BACKGROUND = "/background"
 
 
 class TrainingSteps(Protocol):
-    """One worker's training steps."""
-
     model: nn.Module
 
     def gradient(self, number: int) -> Any:
@@ -129,7 +127,6 @@ class Prober:
         return gradient_s, time.monotonic() - began
 
     def measure_messages(self, report: Callable[[str], None]) -> None:
-        """Time messages alone."""
         for table in self.messages.tables((1 - COMPUTE_SHARE - OVERLAP_SHARE) * self.budget_s, report):
             self.findings.tables.append(table)
 
@@ -201,8 +198,6 @@ class Prober:
 
 @dataclass(frozen=True)
 class _CompressingWorker:
-    """The part of a worker that a compressor uses."""
-
     num_workers: int
 
 

@@ -60,7 +60,6 @@ class ProbeSession:
         self.store = rank_info.connect_store()
         self.heartbeats = Heartbeats(self.rank, self.store)
         self.alive = list(range(self.workers))
-        """The workers that are still there."""
         self._builder = GroupBuilder(self.rank, self.store)
         self._groups: dict[tuple[str, tuple[int, ...]], Any] = {}
         self._num_shared = 0
@@ -104,7 +103,6 @@ class ProbeSession:
         return self._groups[channel, members]
 
     def barrier(self) -> None:
-        """Wait until every worker is here."""
         self.mean(tuple(range(self.workers)), torch.zeros(1))
 
     def mean(self, members: tuple[int, ...], vector: Tensor, channel: str = "") -> Tensor:

@@ -58,7 +58,6 @@ class ClusterModel:
 
     @property
     def all_workers(self) -> GroupShape:
-        """The shape of a group of all workers."""
         return GroupShape(self.workers, self.spec.nodes, 1)
 
     @cached_property
@@ -80,7 +79,6 @@ class ClusterModel:
         return stream(self.seed, "luck").standard_normal(self.num_runs)
 
     def comm_s(self, comm: CommTime) -> np.ndarray:
-        """Return the mean time of a communication in each run."""
         return comm.seconds * comm_factor(comm.spread, self.comm_noise)
 
     def update_s(self, num_passes: float) -> float:

@@ -130,7 +130,6 @@ def virtual_cluster(
 
 
 def hardware_config(spec: ClusterSpec) -> HardwareConfig:
-    """Return the cluster as options of ``gossamer simulate``."""
     compute = spec.compute
     factors = enumerate(compute.worker_factors(spec.workers))
     return HardwareConfig(

@@ -45,7 +45,6 @@ class Groups:
             self.averaged.poll()
 
     def republish(self) -> None:
-        """Publish our generations in a store that may be new."""
         for membership in self._all:
             membership.republish()
 
@@ -97,6 +96,5 @@ class Groups:
             membership.release()
 
     def disconnect(self) -> None:
-        """Close all process groups at once; threads of ours that wait in one return."""
         for membership in self._all:
             membership.disconnect()

@@ -56,7 +56,6 @@ class Edge:
         self._receiver.start()
 
     def send(self, *message: int, timeout_s: float) -> None:
-        """Send a small message."""
         tensor = torch.tensor(message + (0,) * (MESSAGE_LENGTH - len(message)), dtype=torch.int64)
         timeout = timedelta(seconds=max(timeout_s, 0.001))
         with self._send_lock:

@@ -149,7 +149,6 @@ class PairwiseExchanges:
             agreement.edge.drop()
 
     def close(self) -> None:
-        """Close all edges."""
         self.peers.close()
 
 

@@ -18,8 +18,6 @@ CLOSE_TIMEOUT_S = 2.0
 
 
 class PeerConnections:
-    """The edges of one worker."""
-
     def __init__(
         self,
         neighbours: tuple[int, ...],
@@ -69,7 +67,6 @@ class PeerConnections:
                     self._start_building(peer, name)
 
     def close(self) -> None:
-        """Close all edges."""
         self._closed = True
         for edge in list(self._edges.values()):
             edge.close()

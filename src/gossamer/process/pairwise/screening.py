@@ -28,8 +28,6 @@ class Verdict(Enum):
 
 
 class Screening:
-    """Judges the vectors that one worker receives."""
-
     def __init__(self) -> None:
         self._refused_by: set[int] = set()
 

@@ -177,7 +177,6 @@ class Driver:
                 answer = self.effects.answer(generator.send(answer), FOREGROUND, of)
 
     def close(self) -> None:
-        """Leave the optimizer alone."""
         self.abandon_step()
         self.lifecycle.advance(Phase.CLOSED)
         for hook in self._hooks:

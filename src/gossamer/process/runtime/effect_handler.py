@@ -70,7 +70,6 @@ class EffectHandler:
             raise TrainingEnded
 
     def notify_step(self) -> None:
-        """Wake threads that wait for steps."""
         with self._step_done:
             self._step_done.notify_all()
 
@@ -132,7 +131,6 @@ class EffectHandler:
     # Closing
 
     def drain(self) -> None:
-        """Wait for the communication in flight."""
         for future in list(self.state.in_flight.values()):
             future.exception()
 

@@ -22,8 +22,6 @@ from gossamer.flat import Flat
 
 
 class FlatModel:
-    """The flat vectors behind a model."""
-
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, two_vectors: bool) -> None:
         self.model, self.optimizer, self.two_vectors = model, optimizer, two_vectors
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}

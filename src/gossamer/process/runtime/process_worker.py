@@ -50,7 +50,6 @@ class ProcessWorker:
         return self.step + min(1.0, (time.monotonic() - self._last_step_at) / self.step_s)
 
     def count_step(self) -> None:
-        """Count a completed step."""
         now = time.monotonic()
         duration, self._last_step_at = now - self._last_step_at, now
         if self.step:

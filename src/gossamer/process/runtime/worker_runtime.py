@@ -194,7 +194,6 @@ class WorkerRuntime:
         return all(self.heartbeats.done(rank) or self.heartbeats.dead(rank) for rank in others)
 
     def close(self) -> None:
-        """Close all connections and threads at once."""
         self.driver.close()
         self.exchanges.close()
         self._heartbeat_thread.close()

@@ -171,7 +171,6 @@ class WorkerState:
         return answers
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue from what ``state_dict`` returned."""
         for name, own in (("method", self.method.name), ("workers", self.worker.num_workers)):
             if state.get(name) != own:
                 raise InputError(f"this state is of a run with {name} {state.get(name)!r}, not {own!r}")

@@ -103,7 +103,6 @@ class _StoreClient:
             raise RuntimeError(f"the store did not answer in {ANSWER_TIMEOUT_S} s") from None
 
     def close(self, timeout_s: float = 0.0) -> bool:
-        """Return whether the thread has ended."""
         return self._executor.close(timeout_s)
 
 
@@ -139,7 +138,6 @@ class FailoverStore:
 
     @property
     def hosted_here(self) -> bool:
-        """Whether this process hosts the store in use."""
         return any(store.port == self._current[1] for store in self._hosted)
 
     def for_group(self, timeout_s: float, hopeless: Callable[[], bool] = lambda: False) -> dist.Store:

@@ -41,16 +41,13 @@ class Heartbeats:
         """Workers that were dead at the last check."""
 
     def beat(self) -> None:
-        """Increment this worker's counter."""
         self._count += 1
         self.store.set(f"beat/{self.rank}", f"{time.time():.3f}/{self._count}")
 
     def publish_done(self, done: bool) -> None:
-        """Publish whether this worker is done with its training."""
         self.store.set(f"done/{self.rank}", str(int(done)))
 
     def done(self, rank: int) -> bool:
-        """Return whether ``rank`` has published that it is done with its training."""
         return self.store.get(f"done/{rank}") == b"1"
 
     def dead(self, rank: int) -> bool:

@@ -115,7 +115,6 @@ class Evaluator:
         return out
 
     def bind_model(self, vector: Tensor) -> None:
-        """Make the model's parameters views of ``vector``."""
         named = dict(self.model.named_parameters())
         for name, view in self.flat.views(vector).items():
             named[name].data = view

@@ -139,7 +139,6 @@ class SequentialBackend:
         return torch.stack(losses)
 
     def _use_point(self, row: Tensor) -> None:
-        """Make the parameters views of ``row``."""
         self.point = row
         for part, parameter in self.viewed:
             # Through .data, so that autograd does not take a write to one parameter for a write to all of them.

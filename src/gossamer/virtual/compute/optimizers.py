@@ -24,8 +24,6 @@ MakeOptimizer = Callable[[Iterable[nn.Parameter]], torch.optim.Optimizer]
 
 
 class WorkerOptimizers(Protocol):
-    """The optimizers of all workers."""
-
     def apply(self, batch: Batch) -> None:
         """Take one step for each of the workers ``batch.rows``, with the learning rates ``batch.arguments``."""
 
@@ -166,7 +164,6 @@ class _RowBlock:
             scatter(data, self.index, block)
 
     def where(self, wanted: list[bool]) -> _RowBlock:
-        """Return the block of those rows that are wanted."""
         if all(wanted):
             return self
         ranks = [rank for rank, want in zip(self.ranks, wanted, strict=True) if want]

@@ -169,7 +169,6 @@ class Tape:
         return out.mul_(1 / len(rows))
 
     def _record_mean(self, matrix: Matrix, out: Slot) -> None:
-        """Record the mean of all rows of ``matrix``."""
         stage = max(self._first_stage, out.writable, max(slot.readable for slot in matrix.slots)) + 1
         self._num_pending += 1
         out.readable = out.writable = stage + 1

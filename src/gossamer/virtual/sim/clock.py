@@ -44,8 +44,6 @@ class Clock(Protocol):
 
 
 class IdealClock:
-    """The papers' clock."""
-
     def __init__(self, lockstep: bool) -> None:
         self.lockstep = lockstep
         self.instantaneous = not lockstep

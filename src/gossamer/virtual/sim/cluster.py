@@ -46,7 +46,6 @@ class Cluster:
         self.method, self.recorder, self.num_workers = method, recorder, c.workers
         self.queue = EventQueue()
         self.advance = self.queue.run_next
-        """Run the next event. Return False if the queue is empty."""
         if c.clock == "ideal":
             self.clock: Clock = IdealClock(method.lockstep)
         elif make_clock is not None:
@@ -133,7 +132,6 @@ class Cluster:
             self.driver.run(worker, "step", self.method.step(worker))
 
     def _update(self, worker: VirtualWorker) -> None:
-        """Record one optimizer step."""
         if self._has_gradients:
             self.tape.update(worker.x, worker.gradient, self.replicas.lr(worker.step))
 
@@ -186,7 +184,6 @@ class Cluster:
     # Observing
 
     def alive(self) -> list[int]:
-        """Return the ranks of the workers alive."""
         return [worker.rank for worker in self.workers if worker.alive]
 
     def observed(self) -> list[int]:
@@ -199,7 +196,6 @@ class Cluster:
 
 
 def _make_evaluator(run: Run) -> Evaluator:
-    """Return the evaluator of the task's model, with each worker's data."""
     c, task = run.config, run.task
     device = find_device(c.device)
     torch.manual_seed(c.seed)

@@ -28,8 +28,6 @@ Contribution = tuple[VirtualWorker, Mean | Gather, OnAnswer]
 
 
 class SimulatedExchanges:
-    """The communication of all workers."""
-
     def __init__(
         self,
         workers: list[VirtualWorker],

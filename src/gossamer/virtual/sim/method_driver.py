@@ -50,7 +50,6 @@ class MethodDriver:
         self._waiting: dict[Ticket, list[Coroutine]] = {}
 
     def run(self, worker: VirtualWorker, name: str, generator: MethodGenerator) -> None:
-        """Start a coroutine."""
         coroutine = Coroutine(worker, name, generator)
         worker.coroutines.append(coroutine)
         self.resume(coroutine, None)
@@ -125,13 +124,11 @@ class MethodDriver:
         recorder.merged(worker.rank, now, now, worker.step - since_step)
 
     def _on_pair(self, first: Coroutine, second: Coroutine) -> None:
-        """Tell two neighbours that they are peers."""
         a, b = first.worker.rank, second.worker.rank
         self.resume(first, b)
         self.resume(second, a)
 
     def close(self, worker: VirtualWorker) -> None:
-        """End all coroutines of a worker."""
         for coroutine in worker.coroutines:
             coroutine.close()
         worker.coroutines.clear()

@@ -54,12 +54,10 @@ class Network:
         self._start(now, Flow(nics, size_bytes, max_rate, latency, done))
 
     def mean(self, now: float, members: tuple[int, ...], size_bytes: float, done: Callable[[float], None]) -> None:
-        """Run a ring all-reduce over ``members``."""
         rounds = 2 * (len(members) - 1)
         self._collective(now, members, rounds, rounds / len(members) * size_bytes, done)
 
     def gather(self, now: float, members: tuple[int, ...], size_bytes: float, done: Callable[[float], None]) -> None:
-        """Run a ring all-gather over ``members``."""
         rounds = len(members) - 1
         self._collective(now, members, rounds, rounds * size_bytes, done)
 

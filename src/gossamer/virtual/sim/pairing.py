@@ -98,11 +98,9 @@ class ReadyPairing:
         self.stopped = False
 
     def stop(self) -> None:
-        """Make no more pairs."""
         self.stopped = True
 
     def request(self, now: float, coroutine: Coroutine, rate: float) -> None:
-        """Find a peer for this worker, at ``rate`` exchanges per gradient."""
         worker = coroutine.worker
         rank, mean_gap = worker.rank, worker.mean_gradient_time / rate
         due = self.due.get(rank, now) + mean_gap * next(worker.pairing_gaps)
@@ -111,7 +109,6 @@ class ReadyPairing:
         self.queue.schedule(due if due > now else now, MESSAGE, self._ready, coroutine)
 
     def remove(self, rank: int) -> None:
-        """Drop the request of this worker."""
         self.waiting.pop(rank, None)
         self.due.pop(rank, None)
 

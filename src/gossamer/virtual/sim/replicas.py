@@ -31,8 +31,6 @@ class Diverged(Exception):
 
 
 class Replicas:
-    """The model replicas of all workers."""
-
     def __init__(self, run: Run, evaluator: Evaluator) -> None:
         num_workers = run.config.workers
         self.evaluator = evaluator
@@ -72,7 +70,6 @@ class Replicas:
         return Row(self.tape, self._method_vectors[name].slots[rank])
 
     def optimizer_setting(self, name: str, step: int) -> Any:
-        """Return a hyper-parameter of the optimizer at this step."""
         if name == "lr":
             return self.lr(step)
         return self.template.param_groups[0][name]
@@ -106,16 +103,13 @@ class Replicas:
         return float(losses.double().mean())
 
     def rows(self) -> Tensor:
-        """Return all workers' parameters, one row each."""
         self.tape.flush()
         return self.parameters.data
 
     def first_nonfinite(self) -> int:
-        """Return the lowest rank whose parameters are not finite."""
         return next(rank for rank, row in enumerate(self.rows()) if not bool(torch.isfinite(row).all()))
 
     def mean_model(self, ranks: list[int]) -> Tensor:
-        """Return the mean of the parameters of these workers."""
         data = self.rows()
         if len(ranks) == len(data):
             return data.mean(0)
@@ -125,7 +119,6 @@ class Replicas:
         return total / len(ranks)
 
     def mean_buffers(self, ranks: list[int]) -> Tensor:
-        """Return the mean of the buffers of these workers."""
         self.tape.flush()
         return self.evaluator.buffers[ranks].mean(0)
 

@@ -56,7 +56,6 @@ class VirtualWorker:
         self.steps_done = 0
         """Steps that this worker made itself. ``step`` also counts those that it took over when it joined."""
         self.batches = 0
-        """Mini-batches drawn."""
         self.scalars: dict[str, float] = {}
         self.tickets: dict[str, Ticket] = {}
         self.vectors: dict[str, Row] = {}
@@ -70,7 +69,6 @@ class VirtualWorker:
         self.alive_since = 0.0
         self.compute_time = 0.0
         self.gradient_time = 0.0
-        """Duration of the latest gradient."""
         self.idle_since: float | None = None
         """When the latest gradient ended, while the method's step is not over: the worker waits since then."""
         self.idle_time = 0.0
@@ -83,11 +81,9 @@ class VirtualWorker:
         return self._queue.now / self.mean_gradient_time
 
     def idle_until(self, now: float) -> float:
-        """Return the time that this worker has spent waiting."""
         return self.idle_time + (now - self.idle_since if self.idle_since is not None else 0.0)
 
     def lifetime_until(self, now: float) -> float:
-        """Return the time for which this worker has been alive."""
         return self.past_lifetime + (now - self.alive_since if self.alive else 0.0)
 
     def vector(self, name: str, size: int | None = None) -> Any:
