@@ -32,7 +32,7 @@ import gossamer
 from gossamer.methods import METHODS
 from gossamer.optim import AccumAdam
 from gossamer.process.store.rank_info import free_port
-from gossamer.tasks.resnet import ResNet18
+from gossamer.tasks.cifar10 import ResNet18
 
 BATCH = 64
 WARM, PROFILED, TIMED = 10, 5, 30

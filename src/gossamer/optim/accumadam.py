@@ -22,7 +22,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -131,16 +131,8 @@ class AccumAdam(Optimizer):
 
 
 class AccumAdamW(AccumAdam):
-    """AccumAdam with decoupled weight decay, as AdamW is to Adam.
-
-    Args:
-        params: Parameters or parameter groups, as for every torch optimizer.
-        lr: Learning rate.
-        betas: Decay of the first and the second moment, once per period.
-        eps: Added to the denominator.
-        weight_decay: Every step multiplies the parameters by ``1 − lr·weight_decay``.
-        period: Number of gradients per update of the moments; 1 is AdamW.
-        foreach: As in ``AccumAdam``.
+    """AccumAdam with decoupled weight decay, as AdamW is to Adam: every step multiplies the parameters by
+    ``1 − lr·weight_decay``. The other arguments are those of AccumAdam; with period 1 it is AdamW.
     """
 
     _decoupled: ClassVar[bool] = True
@@ -158,8 +150,7 @@ class AccumAdamW(AccumAdam):
         super().__init__(params, lr, betas, eps, weight_decay, period, foreach)
 
 
-@dataclass(frozen=True, slots=True)
-class _Tensors:
+class _Tensors(NamedTuple):
     """The parameters of one update with their gradients and optimizer state, as parallel lists."""
 
     params: list[Tensor]
@@ -167,9 +158,6 @@ class _Tensors:
     exp_avgs: list[Tensor]
     exp_avg_sqs: list[Tensor]
     accumulated: list[Tensor]
-
-    def lists(self) -> tuple[list[Tensor], ...]:
-        return self.params, self.grads, self.exp_avgs, self.exp_avg_sqs, self.accumulated
 
 
 @dataclass(frozen=True, slots=True)
@@ -205,15 +193,7 @@ class _Setting:
 
 
 def _update_each(tensors: _Tensors, steps: list[int], setting: _Setting) -> None:
-    for param, grad, exp_avg, exp_avg_sq, accumulated, step in zip(
-        tensors.params,
-        tensors.grads,
-        tensors.exp_avgs,
-        tensors.exp_avg_sqs,
-        tensors.accumulated,
-        steps,
-        strict=True,
-    ):
+    for param, grad, exp_avg, exp_avg_sq, accumulated, step in zip(*tensors, steps, strict=True):
         if setting.l2:
             grad = grad.add(param, alpha=setting.l2)
         if setting.shrink != 1.0:
@@ -265,10 +245,10 @@ def _in_chunks(tensors: _Tensors, steps: list[int]) -> tuple[_Tensors, list[int]
     """Return the same with long tensors split into chunks, whose temporaries fit into a core's cache."""
     chunked = _Tensors([], [], [], [], [])
     chunk_steps = []
-    for *row, step in zip(*tensors.lists(), steps, strict=True):
+    for *row, step in zip(*tensors, steps, strict=True):
         unsplit = row[0].numel() <= CHUNK or not all(tensor.is_contiguous() for tensor in row)
         chunks = [(tensor,) if unsplit else tensor.view(-1).split(CHUNK) for tensor in row]
-        for target, tensor_chunks in zip(chunked.lists(), chunks, strict=True):
+        for target, tensor_chunks in zip(chunked, chunks, strict=True):
             target.extend(tensor_chunks)
         chunk_steps += [step] * len(chunks[0])
     return chunked, chunk_steps

@@ -16,7 +16,7 @@ from gossamer.report.runs import StoredRun
 from gossamer.report.summary import COLUMNS, cells, speedup, time_meaning
 from gossamer.results import to_json_data
 from gossamer.topology import Topology
-from gossamer.topology.draw import positions
+from gossamer.topology.draw import circle, positions
 
 FORMAT = 2
 
@@ -188,7 +188,7 @@ def _workers(run: StoredRun, topology: Topology | None, max_columns: int) -> dic
     drawn_at = None
     if num_workers <= MAX_DRAWN_WORKERS:
         complete = topology is not None and topology.workers >= num_workers
-        where = positions(topology) if complete and topology is not None else _circle(num_workers)
+        where = positions(topology) if complete and topology is not None else circle(num_workers)
         drawn_at = [[round(float(x), 4), round(float(y), 4)] for x, y in where]
     unused_edges = []
     if drawn_at is not None and topology is not None and topology.num_edges <= 4 * MAX_DRAWN_WORKERS:
@@ -202,11 +202,6 @@ def _workers(run: StoredRun, topology: Topology | None, max_columns: int) -> dic
         "positions": drawn_at,
         "unused_edges": unused_edges,
     }
-
-
-def _circle(count: int) -> list[tuple[float, float]]:
-    angle = 2 * math.pi / count
-    return [(math.sin(angle * rank), math.cos(angle * rank)) for rank in range(count)]
 
 
 def _timeline(recording: dict[str, Any], max_columns: int) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import ipaddress
 import json
-import shutil
 import threading
 import time
 from http import HTTPStatus
@@ -27,6 +26,7 @@ from gossamer.runfolder import CONFIG, METRICS, MODEL, RECORDING, RUN, SUMMARY, 
 
 FILES = (RUN, CONFIG, METRICS, RECORDING, SUMMARY, TRACE, MODEL)
 FILES_PREFIX = "/files/"
+CHUNK_BYTES = 1 << 20
 
 MAX_READING_SHARE = 0.1
 """Share of the time that may be spent on reading the run again."""
@@ -146,8 +146,9 @@ class RequestHandler(BaseHTTPRequestHandler):
             # The file may grow meanwhile; what is added is for the next request.
             length = file.stat().st_size
             self._send_head(HTTPStatus.OK, "application/octet-stream", length, {"Content-Disposition": "attachment"})
-            if with_body and length:
-                shutil.copyfileobj(_FirstBytes(content, length), self.wfile)
+            while with_body and length and (chunk := content.read(min(length, CHUNK_BYTES))):
+                self.wfile.write(chunk)
+                length -= len(chunk)
 
     def _send_head(self, status: HTTPStatus, kind: str, length: int, headers: dict[str, str]) -> None:
         self.send_response(status)
@@ -156,16 +157,6 @@ class RequestHandler(BaseHTTPRequestHandler):
         for name, value in {**described, **common, **headers}.items():
             self.send_header(name, value)
         self.end_headers()
-
-
-class _FirstBytes:
-    def __init__(self, content: Any, length: int) -> None:
-        self.content, self.num_left = content, length
-
-    def read(self, count: int = -1, /) -> bytes:
-        chunk: bytes = self.content.read(min(count, self.num_left))
-        self.num_left -= len(chunk)
-        return chunk
 
 
 def _is_this_machine(host: str) -> bool:

@@ -9,23 +9,9 @@ from functools import partial
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 
+from gossamer.tasks.quadratic import Distance, half_square
 from gossamer.tasks.task import Task, TaskConfig
-
-
-class Vector(nn.Module):
-    def __init__(self, dim: int) -> None:
-        super().__init__()
-        self.w = nn.Parameter(torch.zeros(dim))
-
-    def forward(self, inputs: Tensor) -> Tensor:
-        return self.w.expand(len(inputs), -1)
-
-
-def no_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Return zero: consensus has no loss, but the interface requires one."""
-    return 0.0 * outputs.sum()
 
 
 def draw_start(rank: int, rng: np.random.Generator, *, dim: int) -> np.ndarray:
@@ -34,14 +20,14 @@ def draw_start(rank: int, rng: np.random.Generator, *, dim: int) -> np.ndarray:
 
 
 def consensus(workers: int, seed: int, config: TaskConfig) -> Task:
-    # One empty sample per worker, because a task must have data.
+    # A task must have data and a loss; without gradients neither is used.
     nothing = (torch.zeros(workers, 1), torch.zeros(workers))
     return Task(
         name="consensus",
-        model=partial(Vector, config.dim),
+        model=partial(Distance, config.dim),
         train=nothing,
         test=nothing,
-        loss=no_loss,
+        loss=half_square,
         own_data=True,
         gradients=False,
         start=partial(draw_start, dim=config.dim),

@@ -103,11 +103,7 @@ class Batches:
             raise InputError(f"batch is {batch}: expected at least 1 sample per mini-batch.")
         if len(indices) == 0:
             raise InputError(f"worker {rank} has no samples: expected at least one.")
-        self.indices = indices
-        self.batch = batch
-        self.seed = seed
-        self.rank = rank
-        self.steps_per_epoch = len(indices) / batch
+        self.indices, self.batch, self.seed, self.rank = indices, batch, seed, rank
         self._epochs_per_block = math.ceil(self.MIN_BLOCK / len(indices))
         self._block_size = self._epochs_per_block * len(indices)
         self._block, self._order = -1, indices

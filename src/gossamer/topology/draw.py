@@ -86,24 +86,24 @@ def positions(topology: Topology) -> np.ndarray:
     if n == 1:
         return np.zeros((1, 2))
     if kind == "circle":
-        return _circle(n)
+        return circle(n)
     if kind == "open-circle":
-        return _circle(n + 1)[:n] if n > 2 else np.array([[-1.0, 0.0], [1.0, 0.0]])
+        return circle(n + 1)[:n] if n > 2 else np.array([[-1.0, 0.0], [1.0, 0.0]])
     if kind == "hub":
-        return np.concatenate([np.zeros((1, 2)), _circle(n - 1)])
+        return np.concatenate([np.zeros((1, 2)), circle(n - 1)])
     if kind == "grid":
         assert isinstance(topology.structure, CayleyGraph)
         row, column = np.unravel_index(np.arange(n), topology.structure.shape)
         return np.stack([column, -row], axis=-1) * (2.0 / max(topology.structure.shape))
     if kind == "clusters":
         nodes = _num_nodes(topology)
-        return np.repeat(_circle(nodes), n // nodes, axis=0) + _node_radius(nodes) * np.tile(
-            _circle(n // nodes), (nodes, 1)
+        return np.repeat(circle(nodes), n // nodes, axis=0) + _node_radius(nodes) * np.tile(
+            circle(n // nodes), (nodes, 1)
         )
     import networkx as nx
 
     graph = topology.graph()
-    start = dict(enumerate(_circle(n)))  # fixed, so that the picture is deterministic
+    start = dict(enumerate(circle(n)))  # fixed, so that the picture is deterministic
     if n <= MAX_KAMADA_KAWAI_WORKERS:
         points = nx.kamada_kawai_layout(graph, pos=start)
     else:
@@ -111,7 +111,7 @@ def positions(topology: Topology) -> np.ndarray:
     return np.array([points[rank] for rank in range(n)])
 
 
-def _circle(n: int) -> np.ndarray:
+def circle(n: int) -> np.ndarray:
     """Return n points on the unit circle, clockwise from the top."""
     angle = 2 * np.pi * np.arange(n) / n
     return np.stack([np.sin(angle), np.cos(angle)], axis=-1)
@@ -181,7 +181,7 @@ def _draw_nodes(
     from matplotlib.patches import Circle
 
     nodes = _num_nodes(topology)
-    centres = _circle(nodes)
+    centres = circle(nodes)
     for centre in centres:
         axes.add_patch(
             Circle(tuple(centre), 1.55 * _node_radius(nodes), facecolor="#e6ebf2", edgecolor="none", zorder=1.5)

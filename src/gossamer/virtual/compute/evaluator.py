@@ -34,9 +34,6 @@ from gossamer.virtual.compute.gradient_backends import (
 )
 from gossamer.virtual.compute.matrix import WIDE_BYTES
 
-GRADIENT_BACKENDS = ("auto", "batched", "graph", "loop")
-PRECISIONS = ("float32", "bfloat16")
-
 MAX_BATCHED_PARAMETERS = 2_000_000
 """``auto`` batches models with fewer parameters, and a twentieth of that if they have convolutions. A larger model that
 the user batches gets no CUDA graph."""

@@ -50,13 +50,8 @@ class VectorPool:
     def __init__(
         self, width: int, num_workers: int, dtype: torch.dtype, device: torch.device, executor: Executor
     ) -> None:
-        self.width, self.num_workers, self.dtype, self.device, self.executor = (
-            width,
-            num_workers,
-            dtype,
-            device,
-            executor,
-        )
+        self.width, self.num_workers, self.executor = width, num_workers, executor
+        self.dtype, self.device = dtype, device
         self.wide = width * dtype.itemsize >= WIDE_BYTES
         self.programs: dict[int, Program] = {}
         """Pending operations by stage."""

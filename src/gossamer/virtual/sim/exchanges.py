@@ -13,7 +13,7 @@ from gossamer.effects import Gather, Mean, Swap
 from gossamer.recording import Recorder
 from gossamer.virtual.compute.rows import dense
 from gossamer.virtual.compute.tape import Tape
-from gossamer.virtual.sim.clock import Clock, OnDone
+from gossamer.virtual.sim.clock import Clock
 from gossamer.virtual.sim.event_queue import MESSAGE, EventQueue
 from gossamer.virtual.sim.rendezvous import OnAnswer, Rendezvous, RendezvousTable
 from gossamer.virtual.sim.virtual_worker import Coroutine, VirtualWorker
@@ -90,27 +90,22 @@ class SimulatedExchanges:
             answer = [tuple(map(dense, effect.tensors)) for _, effect, _ in contributions if isinstance(effect, Gather)]
             transfer = self.clock.gather
             size, share = sum(tensor.nbytes for tensor in answer[0]), len(members) - 1
+        began = self.queue.now
         if len(members) == 1:
-            self._schedule_answer(self.queue.now, contributions, answer)
+            self.queue.schedule(began, MESSAGE, self._answer, contributions, answer)
             return
+        sent_bytes = round(share * size)
         for worker, _, _ in contributions:
-            worker.bytes_sent += round(share * size)
+            worker.bytes_sent += sent_bytes
             worker.exchanges += 1
         self.count += 1
-        done: OnDone = partial(self._schedule_answer, contributions=contributions, answer=answer)
-        if self.recorder is not None:
-            done = partial(self._record_collective, self.recorder, done, members, self.queue.now, round(share * size))
-        transfer(self.queue.now, members, size, done)
 
-    def _schedule_answer(self, now: float, contributions: list[Contribution], answer: Any) -> None:
-        self.queue.schedule(now, MESSAGE, self._answer, contributions, answer)
+        def done(now: float) -> None:
+            if self.recorder is not None:
+                self.recorder.exchanged(members, began, now, sent_bytes)
+            self.queue.schedule(now, MESSAGE, self._answer, contributions, answer)
 
-    @staticmethod
-    def _record_collective(
-        recorder: Recorder, done: OnDone, members: tuple[int, ...], began: float, sent_bytes: int, now: float
-    ) -> None:
-        recorder.exchanged(members, began, now, sent_bytes)
-        done(now)
+        transfer(began, members, size, done)
 
     @staticmethod
     def _answer(now: float, contributions: list[Contribution], answer: Any) -> None:
