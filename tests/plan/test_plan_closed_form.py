@@ -8,7 +8,16 @@ import pytest
 from gossamer.effects import Mean, Update
 from gossamer.hardware import Link
 from gossamer.methods import METHODS, Method
-from gossamer.plan.cluster_spec import ClusterSpec, ComputeProfile, Costs, GroupShape, TimingTable, group_shapes
+from gossamer.plan.cluster_spec import (
+    GATHER,
+    MEAN,
+    ClusterSpec,
+    ComputeProfile,
+    Costs,
+    GroupShape,
+    TimingTable,
+    group_shapes,
+)
 from gossamer.plan.predict import BANDWIDTH, COMPUTE, LATENCY, SLOWEST, Candidate, candidates, predict
 from gossamer.plan.runtime_model import replay
 from gossamer.plan.runtime_model.closed_form import FORMS
@@ -161,11 +170,11 @@ def test_shapes_of_a_round():
 def test_notes_list_what_is_extrapolated():
     table = TimingTable(kind="mean", shape=GroupShape(4, 4), sizes_bytes=(4096, 1_000_000), seconds=(0.001, 0.02))
     times = CommTimes(dataclasses.replace(cluster(4, 1), tables=(table,)))
-    times.mean(GroupShape(4, 4), 1_000_000)
+    times.time(MEAN, GroupShape(4, 4), 1_000_000)
     assert not times.notes
-    times.mean(GroupShape(4, 4), 2_000_000)
-    times.mean(GroupShape(64, 64), 1_000_000)
-    times.gather(GroupShape(4, 4), 1_000)
+    times.time(MEAN, GroupShape(4, 4), 2_000_000)
+    times.time(MEAN, GroupShape(64, 64), 1_000_000)
+    times.time(GATHER, GroupShape(4, 4), 1_000)
     assert list(times.notes) == [
         "messages of 2 MB: measured up to 1 MB",
         "groups of 64: measured up to 4",
@@ -175,15 +184,15 @@ def test_notes_list_what_is_extrapolated():
 
 def test_a_larger_group_takes_the_time_of_the_formula_times_its_error():
     spec = cluster(4, 1)
-    exact = CommTimes(spec).mean(GroupShape(4, 4), 1_000_000)
+    exact = CommTimes(spec).time(MEAN, GroupShape(4, 4), 1_000_000)
     table = TimingTable(
         kind="mean",
         shape=GroupShape(4, 4),
         sizes_bytes=(4096, 1_000_000),
         seconds=(exact.latency_s, exact.latency_s + 3 * exact.transfer_s),
     )
-    more = CommTimes(dataclasses.replace(spec, tables=(table,))).mean(GroupShape(16, 16), 1_000_000)
-    assert more.transfer_s == pytest.approx(3 * CommTimes(spec).mean(GroupShape(16, 16), 1_000_000).transfer_s)
+    more = CommTimes(dataclasses.replace(spec, tables=(table,))).time(MEAN, GroupShape(16, 16), 1_000_000)
+    assert more.transfer_s == pytest.approx(3 * CommTimes(spec).time(MEAN, GroupShape(16, 16), 1_000_000).transfer_s)
 
 
 def test_compute_times_are_drawn_with_their_mean_spread_and_correlation():
@@ -237,4 +246,6 @@ def test_a_burst_counts_only_after_a_pause():
     assert predict(model, Candidate("overlap", "ring", {})).step_s == pytest.approx(0.07, rel=1e-3)
     # A pause of 10 ms restores 10 ms of the burst.
     longer = ClusterModel(dataclasses.replace(spec, compute=ComputeProfile(mean_s=0.08)), 10_000_000, num_runs=1)
-    assert longer.comm.mean(GroupShape(2, 2), 40_000_000).after_pause(0.01).seconds == pytest.approx(0.06, rel=1e-3)
+    assert longer.comm.time(MEAN, GroupShape(2, 2), 40_000_000).after_pause(0.01).seconds == pytest.approx(
+        0.06, rel=1e-3
+    )

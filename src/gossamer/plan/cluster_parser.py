@@ -121,10 +121,18 @@ class ClusterParser:
             raise self._error(field, f"is {value:g}: expected a number {bounds}")
         return float(value)
 
-    def _checked_numbers(self, field: str, values: Any, minimum: float) -> tuple[float, ...]:
+    def _checked_numbers(self, field: str, values: Any, minimum: float = 0.0) -> tuple[float, ...]:
         if not isinstance(values, list) or not values:
             raise self._error(field, f"is {values!r}: expected a list of numbers")
         return tuple(self._checked_number(f"{field}[{k}]", value, minimum) for k, value in enumerate(values))
+
+    def _positive_numbers(self, field: str) -> tuple[float, ...]:
+        """Parse an optional list of numbers above 0."""
+        values = self._get(field)
+        numbers = () if values is None else self._checked_numbers(field, values)
+        if 0 in numbers:
+            raise self._error(field, "has a 0: expected numbers above 0")
+        return numbers
 
     def _seconds(self, field: str, default: float | None = None) -> float:
         """Parse a time: seconds, or text such as 60ms. Without a default it is required and must be above 0."""
@@ -167,22 +175,11 @@ class ClusterParser:
             for name in STEP_PARTS
             if self._get(f"compute.{name}") is not None
         }
-        sample: tuple[float, ...] = ()
-        if self._get("compute.sample") is not None:
-            if self._get("compute.spread") is not None:
-                raise self._error("compute.spread", "contradicts compute.sample, which has its own: keep one of them")
-            sample = self._checked_numbers("compute.sample", self._get("compute.sample"), 0.0)
-            if min(sample) == 0:
-                raise self._error("compute.sample", "has a time of 0: expected times above 0")
-        factors: tuple[float, ...] = ()
-        if self._get("compute.factors") is not None:
-            factors = self._checked_numbers("compute.factors", self._get("compute.factors"), 0.0)
-            if len(factors) != workers:
-                raise self._error(
-                    "compute.factors", f"has {len(factors)} entries for {workers} workers: expected one each"
-                )
-            if min(factors) == 0:
-                raise self._error("compute.factors", "has a 0: expected factors above 0, 1 for a typical worker")
+        sample, factors = self._positive_numbers("compute.sample"), self._positive_numbers("compute.factors")
+        if sample and self._get("compute.spread") is not None:
+            raise self._error("compute.spread", "contradicts compute.sample, which has its own: keep one of them")
+        if factors and len(factors) != workers:
+            raise self._error("compute.factors", f"has {len(factors)} entries for {workers} workers: expected one each")
         return ComputeProfile(
             mean_s=self._mean_step_s(parts, sample),
             spread=self._number("compute.spread", 0.0),
@@ -231,7 +228,7 @@ class ClusterParser:
             raise self._error(f"{field}.bytes", "is not in ascending order")
         times = {}
         for name in ("seconds", "in_a_row"):
-            times[name] = self._checked_numbers(f"{field}.{name}", row[name], 0.0) if name in row else ()
+            times[name] = self._checked_numbers(f"{field}.{name}", row[name]) if name in row else ()
             if name in row and len(times[name]) != len(sizes):
                 problem = f"has {len(times[name])} times for {len(sizes)} sizes: expected one each"
                 raise self._error(f"{field}.{name}", problem)

@@ -19,6 +19,7 @@ NO_LINK = Link(math.inf, 0.0)
 
 MEAN, EXCHANGE, GATHER, GATHER_DURING_MEAN = "mean", "exchange", "gather", "gather beside a mean"
 COMM_KINDS = (MEAN, EXCHANGE, GATHER, GATHER_DURING_MEAN)
+"""An all-reduce; two workers that send each other a vector; an all-gather; one that queues behind a long all-reduce."""
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gossamer.methods import METHODS, Method, find
+from gossamer.plan.cluster_spec import MEAN
 from gossamer.plan.runtime_model.closed_form import FORMS
 from gossamer.plan.runtime_model.cluster_model import ClusterModel, Forecast
 from gossamer.settings import from_values
@@ -149,6 +150,6 @@ def bottleneck(model: ClusterModel, forecast: Forecast) -> str:
 
 def ddp_step_s(model: ClusterModel) -> float:
     """Return the best step time of DDP, which sends gradients during the backward pass."""
-    comm = model.comm.mean(model.all_workers, model.model_bytes).after_pause(model.mean_compute_s)
+    comm = model.comm.time(MEAN, model.all_workers, model.model_bytes).after_pause(model.mean_compute_s)
     compute_s = float(model.compute_s.max(axis=-1).mean())
     return compute_s + max(0.0, comm.seconds - model.spec.compute.estimated_backward_s)

@@ -27,7 +27,7 @@ from gossamer.methods.gossip import Gossip
 from gossamer.methods.lasgd import LASGD
 from gossamer.methods.localsgd import LocalSGD
 from gossamer.methods.overlap import Overlap
-from gossamer.plan.cluster_spec import GroupShape, group_shapes
+from gossamer.plan.cluster_spec import EXCHANGE, GATHER, GATHER_DURING_MEAN, MEAN, GroupShape, group_shapes
 from gossamer.plan.runtime_model.cluster_model import (
     ELEMENT_BYTES,
     NUM_STEPS,
@@ -45,7 +45,7 @@ SUMMED_COMPRESSORS = ("randomblock", "lowrank", "none")
 
 
 def allreduce(model: ClusterModel, method: AllReduce) -> Forecast:
-    comm = model.comm.mean(model.all_workers, model.model_bytes).after_pause(model.mean_compute_s)
+    comm = model.comm.time(MEAN, model.all_workers, model.model_bytes).after_pause(model.mean_compute_s)
     no_comm_s = model.compute_s.max(axis=-1).mean(axis=0) + model.update_s(2)
     return Forecast(
         step_s=no_comm_s + model.comm_s(comm),
@@ -62,7 +62,7 @@ def localsgd(model: ClusterModel, method: LocalSGD) -> Forecast:
     blocks = math.ceil(NUM_STEPS / period)
     compute = model.draw_compute(blocks * period) + model.update_s(0)
     slowest = compute.reshape(blocks, period, model.num_runs, model.workers).sum(axis=1).max(axis=-1).mean(axis=0)
-    comm = model.comm.mean(model.all_workers, model.model_bytes).after_pause(period * model.mean_compute_s)
+    comm = model.comm.time(MEAN, model.all_workers, model.model_bytes).after_pause(period * model.mean_compute_s)
     no_comm_s = (slowest + model.update_s(1) - model.update_s(0)) / period
     return Forecast(
         step_s=no_comm_s + model.comm_s(comm) / period,
@@ -114,7 +114,7 @@ class _GroupRound:
 
     def __init__(self, model: ClusterModel, groups: list[tuple[int, ...]]) -> None:
         shapes = group_shapes(groups, model.spec.per_node)
-        back_to_back = {shape: model.comm.mean(shape, model.model_bytes) for shape in dict.fromkeys(shapes)}
+        back_to_back = {shape: model.comm.time(MEAN, shape, model.model_bytes) for shape in dict.fromkeys(shapes)}
         comm = {shape: time.after_pause(model.mean_compute_s - time.seconds) for shape, time in back_to_back.items()}
         self.comm_times = list(comm.values())
         sizes = [len(members) for members in groups]
@@ -142,10 +142,12 @@ def divisible(model: ClusterModel, method: Divisible) -> Forecast:
     message_bytes = method.compressor.size_bytes(model.parameters)
     background_bytes = 2 * model.model_bytes + ELEMENT_BYTES
     summed = config.compressor in SUMMED_COMPRESSORS
-    send = comm.mean if summed else comm.gather
-    foreground = send(model.all_workers, message_bytes).after_pause(model.mean_compute_s)
-    queued = None if summed else comm.gather_during_mean(model.all_workers, message_bytes)
-    background = comm.mean(model.all_workers, background_bytes)
+    kind = MEAN if summed else GATHER
+    foreground = comm.time(kind, model.all_workers, message_bytes).after_pause(model.mean_compute_s)
+    queued = None
+    if not summed and any(table.kind == GATHER_DURING_MEAN for table in model.spec.tables):
+        queued = comm.time(GATHER_DURING_MEAN, model.all_workers, message_bytes)
+    background = comm.time(MEAN, model.all_workers, background_bytes)
     period, delay = config.period, method.delay
     update_s = model.update_s(8) + model.model_bytes / model.spec.costs.compressing_bytes_per_s
     slowest = model.compute_s.max(axis=-1) + update_s
@@ -200,7 +202,7 @@ def divisible(model: ClusterModel, method: Divisible) -> Forecast:
 
 def lasgd(model: ClusterModel, method: LASGD) -> Forecast:
     period = method.period
-    comm = model.comm.mean(model.all_workers, model.model_bytes).after_pause(period * model.mean_compute_s)
+    comm = model.comm.time(MEAN, model.all_workers, model.model_bytes).after_pause(period * model.mean_compute_s)
     local_s = model.compute_s.mean(axis=0) + model.update_s(2)
     # From one merge to the next: the steps of the slowest worker, then the average.
     cycle_s = period * local_s.max(axis=1) + comm.seconds
@@ -252,8 +254,8 @@ def _slowest_exchange(model: ClusterModel, topology: Topology) -> CommTime:
     rates = topology.rates()
     crossing = float(rates[nodes[:, 0] != nodes[:, 1]].sum() / rates.sum())
     if crossing:
-        return model.comm.exchange(GroupShape(2, 2, max(1, round(crossing * per_node))), model.model_bytes)
-    return model.comm.exchange(GroupShape(2, 1, max(1, per_node // 2)), model.model_bytes)
+        return model.comm.time(EXCHANGE, GroupShape(2, 2, max(1, round(crossing * per_node))), model.model_bytes)
+    return model.comm.time(EXCHANGE, GroupShape(2, 1, max(1, per_node // 2)), model.model_bytes)
 
 
 def _achieved_rate(rate: float, step_s: float, exchange_s: float, topology: Topology) -> float:

@@ -51,24 +51,8 @@ class CommTimes:
         self.notes: dict[str, None] = {}
         self._cache: dict[tuple[str, GroupShape, int], CommTime] = {}
 
-    def mean(self, shape: GroupShape, size_bytes: int) -> CommTime:
-        """An all-reduce in a group."""
-        return self._time(MEAN, shape, size_bytes)
-
-    def exchange(self, shape: GroupShape, size_bytes: int) -> CommTime:
-        """Two workers send each other a vector at the same time."""
-        return self._time(EXCHANGE, shape, size_bytes)
-
-    def gather(self, shape: GroupShape, size_bytes: int) -> CommTime:
-        """An all-gather: every member receives every member's message."""
-        return self._time(GATHER, shape, size_bytes)
-
-    def gather_during_mean(self, shape: GroupShape, size_bytes: int) -> CommTime | None:
-        """An all-gather that queues behind a long all-reduce in flight; None if it was not measured."""
-        measured = any(table.kind == GATHER_DURING_MEAN for table in self.spec.tables)
-        return self._time(GATHER_DURING_MEAN, shape, size_bytes) if measured else None
-
-    def _time(self, kind: str, shape: GroupShape, size_bytes: int) -> CommTime:
+    def time(self, kind: str, shape: GroupShape, size_bytes: int) -> CommTime:
+        """Return the time of a communication, ``MEAN`` (an all-reduce) or another of ``COMM_KINDS``, in a group."""
         if shape.members < 2:
             return CommTime()
         key = (kind, shape, size_bytes)

@@ -8,7 +8,7 @@ on the model.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -16,7 +16,7 @@ import torch
 
 from gossamer.config import resolve
 from gossamer.hardware import HardwareConfig, Link
-from gossamer.plan.cluster_spec import ClusterSpec, GroupShape
+from gossamer.plan.cluster_spec import EXCHANGE, GATHER, MEAN, ClusterSpec, GroupShape
 from gossamer.plan.runtime_model.cluster_model import (
     ELEMENT_BYTES,
     NUM_STEPS,
@@ -24,7 +24,7 @@ from gossamer.plan.runtime_model.cluster_model import (
     ClusterModel,
     Forecast,
 )
-from gossamer.plan.runtime_model.comm_times import CommTime, CommTimes
+from gossamer.plan.runtime_model.comm_times import CommTimes
 from gossamer.topology.disagreement import accumulated_noise, contraction_of
 from gossamer.virtual.sim.clock import Clock, HardwareClock, OnDone
 from gossamer.virtual.sim.cluster import Cluster
@@ -55,27 +55,22 @@ class MeasuredClock:
         return float(self.spec.compute.mean_s * self.factors[rank])
 
     def swap(self, now: float, a: int, b: int, size_bytes: int, done: OnDone) -> None:
-        self._communicate(now, self.comm.exchange, (a, b), size_bytes, done)
+        self._communicate(EXCHANGE, now, (a, b), size_bytes, done)
 
     def mean(self, now: float, members: tuple[int, ...], size_bytes: int, done: OnDone) -> None:
-        self._communicate(now, self.comm.mean, members, size_bytes, done)
+        self._communicate(MEAN, now, members, size_bytes, done)
 
     def gather(self, now: float, members: tuple[int, ...], size_bytes: int, done: OnDone) -> None:
-        self._communicate(now, self.comm.gather, members, size_bytes, done)
+        self._communicate(GATHER, now, members, size_bytes, done)
 
-    def _communicate(
-        self,
-        now: float,
-        comm_time: Callable[[GroupShape, int], CommTime],
-        members: tuple[int, ...],
-        size_bytes: int,
-        done: OnDone,
-    ) -> None:
+    def _communicate(self, kind: str, now: float, members: tuple[int, ...], size_bytes: int, done: OnDone) -> None:
         nodes = sorted({rank // self.spec.per_node for rank in members})
         for node in nodes:
             self._num_groups[node] += 1
         shape = GroupShape(len(members), len(nodes), max(self._num_groups[node] for node in nodes))
-        seconds = comm_time(shape, size_bytes).after_pause(self.spec.compute.mean_s).seconds if self.with_comm else 0.0
+        seconds = 0.0
+        if self.with_comm:
+            seconds = self.comm.time(kind, shape, size_bytes).after_pause(self.spec.compute.mean_s).seconds
 
         def end(time: float) -> None:
             for node in nodes:
@@ -170,7 +165,7 @@ def forecast(model: ClusterModel, method: str, topology: str, options: Mapping[s
     return Forecast(
         step_s=np.array([(times[-1] - times[NUM_WARM_UP_STEPS - 1]) / num_steps]),
         no_comm_step_s=np.array([no_comm_s / num_steps]),
-        dominant_comm=model.comm.mean(model.all_workers, model.model_bytes),
+        dominant_comm=model.comm.time(MEAN, model.all_workers, model.model_bytes),
         bytes_per_step=sent * scale / num_steps / model.workers,
         contraction=contraction_of(accumulated_noise(decay)),
         memory_vectors=vectors,
