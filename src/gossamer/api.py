@@ -60,17 +60,10 @@ def simulate(
     """
     from gossamer.virtual.simulation import simulate as run_simulation
 
-    values = dict(settings)
-    if isinstance(task, str):
-        values["task"] = task
-    if isinstance(topology, str):
-        values["topology"] = topology
-    if isinstance(optimizer, str) and optimizer:
-        values["optimizer"] = optimizer
-    if isinstance(schedule, str) and schedule:
-        values["schedule"] = schedule
+    given = {"task": task, "topology": topology, "optimizer": optimizer, "schedule": schedule}
+    names = {name: value for name, value in given.items() if isinstance(value, str) and value}
     runs = resolve(
-        values,
+        {**settings, **names},
         task=None if isinstance(task, str) else task,
         graph=None if isinstance(topology, str) else topology,
         make_optimizer=None if isinstance(optimizer, str) else optimizer,

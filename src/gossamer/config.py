@@ -180,26 +180,32 @@ def resolve(
     )
     if task is None:
         task = tasks.build(first.task, workers=topology.workers, seed=first.seed, config=task_config)
-    shared = _Shared(task, task_config, hardware, topology, make_optimizer, schedule)
-    return [_run(values, method, shared) for method in methods]
+    runs = []
+    for method in methods:
+        config = _run_config(values, method, task, topology)
+        run = Run(
+            config=config,
+            hardware=hardware,
+            task_config=task_config,
+            method_config=from_values(method.Config, values),
+            task=task,
+            topology=topology,
+            make_optimizer=make_optimizer or partial(_optimizer, config),
+            schedule=schedule or make_schedule(config.schedule, config.steps, config.lr_warmup),
+        )
+        if make_optimizer is None:
+            import torch
+
+            # Two dimensions, because some optimizers accept nothing else.
+            run.method().check_optimizer(run.make_optimizer([torch.nn.Parameter(torch.zeros(1, 1))]))
+        runs.append(run)
+    return runs
 
 
-@dataclass(frozen=True)
-class _Shared:
-    task: Task
-    task_config: TaskConfig
-    hardware: HardwareConfig
-    topology: Topology
-    make_optimizer: MakeOptimizer | None
-    schedule: Callable[[int], float] | None
-
-
-def _run(values: Mapping[str, Any], method: type[Method], shared: _Shared) -> Run:
-    import torch
-
+def _run_config(values: Mapping[str, Any], method: type[Method], task: Task, topology: Topology) -> RunConfig:
+    """Return the general settings of a run: the user's, or the method's, or the task's, or the general defaults."""
     from gossamer import optim
 
-    task, topology = shared.task, shared.topology
     defaults = dict(task.defaults)
     lrs = defaults.pop("lr", {})
     if method.preferred_optimizer:
@@ -216,20 +222,7 @@ def _run(values: Mapping[str, Any], method: type[Method], shared: _Shared) -> Ru
         per_epoch = len(task.train[0]) / (config.workers * config.batch)
         config = dataclasses.replace(config, steps=max(1, math.ceil(config.epochs * per_epoch)))
     find_device(config.device)
-    run = Run(
-        config=config,
-        hardware=shared.hardware,
-        task_config=shared.task_config,
-        method_config=from_values(method.Config, merged),
-        task=task,
-        topology=topology,
-        make_optimizer=shared.make_optimizer or partial(_optimizer, config),
-        schedule=shared.schedule or make_schedule(config.schedule, config.steps, config.lr_warmup),
-    )
-    if shared.make_optimizer is None:
-        # Two dimensions, because some optimizers accept nothing else.
-        run.method().check_optimizer(run.make_optimizer([torch.nn.Parameter(torch.zeros(1, 1))]))
-    return run
+    return config
 
 
 def _optimizer(config: RunConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

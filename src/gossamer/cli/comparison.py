@@ -4,31 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from gossamer.cli.output import print_note, print_table
 from gossamer.report.formats import NOTHING
 from gossamer.report.summary import COLUMNS, cells, speedup, time_meaning
-from gossamer.results import Point, to_json_data
+from gossamer.results import to_json_data
+
+if TYPE_CHECKING:
+    from gossamer.train.monitor import TrainingResult
+    from gossamer.virtual.simulation import SimulationResult
 
 OPTIONAL = ("exchanges", "steps", "busy", "speed-up", "loss", "workers")
 """Columns that a narrow terminal leaves out, in this order."""
 
 
-class Outcome(Protocol):
-    """The part of a run's result that the table shows."""
-
-    @property
-    def method(self) -> str: ...
-
-    @property
-    def final(self) -> Point: ...
-
-    @property
-    def events(self) -> list[str]: ...
-
-
-R = TypeVar("R", bound=Outcome)
+R = TypeVar("R", "SimulationResult", "TrainingResult")
 
 
 def show_comparison(

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import os
-import signal
 import traceback
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 
 from gossamer.errors import InputError
 from gossamer.process.store.rank_info import RankInfo
 from gossamer.train.job_spec import JobSpec
-from gossamer.train.launcher import STOP_SIGNALS, orphaned
+from gossamer.train.launcher import handling_stop_signals, orphaned
 from gossamer.train.status import FAILED, StatusBoard, WorkerStatus
 from gossamer.train.stop_coordinator import StopCoordinator
 from gossamer.train.training import Training
@@ -33,7 +31,8 @@ def run_worker(job_spec: JobSpec, rank_info: RankInfo, should_stop: Callable[[],
     try:
         run = job_spec.run()
         coordinator = StopCoordinator(rank_info.rank, rank_info.workers, lockstep=run.method().lockstep)
-        with _handling_stop_signals(coordinator):
+        # However often signals come: the launcher kills workers that are too slow.
+        with handling_stop_signals(coordinator.stop_requested.set):
             training = Training(job_spec, run, rank_info, board, coordinator, should_stop)
             status = training.status
             return training.run_all()
@@ -43,17 +42,6 @@ def run_worker(job_spec: JobSpec, rank_info: RankInfo, should_stop: Callable[[],
         raise
     finally:
         board.close()
-
-
-@contextmanager
-def _handling_stop_signals(coordinator: StopCoordinator) -> Iterator[None]:
-    """Ctrl-C and SIGTERM request a stop, however often they come: the launcher kills workers that are too slow."""
-    before = {number: signal.signal(number, lambda *_: coordinator.stop_requested.set()) for number in STOP_SIGNALS}
-    try:
-        yield
-    finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
 
 
 def one_line(error: Exception) -> str:

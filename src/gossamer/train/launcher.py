@@ -195,7 +195,7 @@ class StopSignals:
     def __init__(self) -> None:
         self.count = 0
 
-    def handle(self, *_: object) -> None:
+    def add(self) -> None:
         self.count += 1
 
 
@@ -203,9 +203,16 @@ class StopSignals:
 def counting_stop_signals() -> Iterator[StopSignals]:
     """Only count Ctrl-C and SIGTERM inside this block."""
     signals = StopSignals()
-    before = {number: signal.signal(number, signals.handle) for number in STOP_SIGNALS}
-    try:
+    with handling_stop_signals(signals.add):
         yield signals
+
+
+@contextmanager
+def handling_stop_signals(handle: Callable[[], None]) -> Iterator[None]:
+    """Only call ``handle()`` at Ctrl-C and SIGTERM inside this block."""
+    before = {number: signal.signal(number, lambda *_: handle()) for number in STOP_SIGNALS}
+    try:
+        yield
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)

@@ -5,6 +5,7 @@ Files that cannot be written are reported as events; training goes on.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 import time
@@ -35,7 +36,11 @@ class StatusReporter:
         self.events: list[str] = []
         """Events of this reporter and of checkpoints."""
         self._swarm_events: list[str] = []
-        self.recording = open_recording(folder, status.rank, trace)
+        self.recording = None
+        if folder is not None:
+            # Without a recording if the folder cannot be written to.
+            with contextlib.suppress(OSError, InputError):
+                self.recording = RecordingFile(folder, status.rank, trace)
         self._next_line_s = 0.0
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -141,13 +146,3 @@ def _recorded_until(path: Path) -> float:
         return float(json.loads(path.read_text(encoding="utf-8"))["until"])
     except (OSError, ValueError, KeyError, TypeError):
         return 0.0
-
-
-def open_recording(folder: Path | None, rank: int, trace: bool) -> RecordingFile | None:
-    """Return a worker's recording; None if there is no folder or it cannot be written to."""
-    if folder is None:
-        return None
-    try:
-        return RecordingFile(folder, rank, trace)
-    except (OSError, InputError):
-        return None

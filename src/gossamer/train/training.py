@@ -72,8 +72,8 @@ class Training:
         self._saved_at = 0
         self._checkpoint_requested = 0
         self.reporter = StatusReporter(board, job_spec.path, job_spec.trace, self.status)
-        self.runtime: WorkerRuntime | None = None
-        self.swarm: Swarm | None = None
+        self.runtime: WorkerRuntime
+        self.swarm: Swarm
         self._began = 0.0
         self._trained = False
         self._measure_lock = threading.Lock()
@@ -136,7 +136,6 @@ class Training:
     @property
     def steps_done(self) -> int:
         """The steps of this worker so far, including those before a restart or a resume."""
-        assert self.runtime is not None
         step = self.runtime.worker.step
         if self._steps_before_restart and not self.lockstep:
             return step + self._steps_before_restart
@@ -146,7 +145,6 @@ class Training:
 
     def _turns(self) -> Iterator[None]:
         """Yield once per step that this worker shall make."""
-        assert self.swarm is not None
         c = self.run.config
         if not self.lockstep:
             # A worker that continues has told the swarm how many steps were made; one that starts anew has not.
@@ -185,7 +183,7 @@ class Training:
     def _displace_start(self) -> None:
         """Move to this worker's own start, if the task has one per worker (the consensus task)."""
         task = self.run.task
-        if task.start is not None and self.runtime is not None:
+        if task.start is not None:
             start = task.start(self.rank, stream(self.run.config.seed, "start", self.rank))
             with self.runtime.state.lock:
                 x = self.runtime.flat_model.x
@@ -246,7 +244,6 @@ class Training:
             self.reporter.events.append(f"no checkpoint after {total_steps} steps: {error.strerror}; training goes on")
 
     def _state(self) -> dict[str, Any]:
-        assert self.swarm is not None
         with self._measure_lock:
             self._measure()
             status = asdict(self.status)
@@ -263,7 +260,6 @@ class Training:
         return state
 
     def _load_state(self, state: dict[str, Any]) -> None:
-        assert self.swarm is not None
         assert self.checkpoint is not None
         try:
             self.task.model.load_state_dict(state["model"])
@@ -309,13 +305,11 @@ class Training:
         self.coordinator.poll(self.board, self._gone)
 
     def _gone(self, rank: int) -> bool:
-        assert self.runtime is not None
         status = self.board.get(rank)
         return self.runtime.heartbeats.dead(rank) or (status is not None and status.state == DONE)
 
     def _measure(self) -> None:
         """Update the counts in the status; only while training, since the final ones differ."""
-        assert self.swarm is not None
         status, before, metrics = self.status, self._resumed_status, self.swarm.metrics()
         status.steps, status.seconds = self.steps_done, before.seconds + time.monotonic() - self._began
         status.step_s = self.step_meter.mean_s()
@@ -328,7 +322,6 @@ class Training:
 
     def _measure_exchanges(self) -> None:
         """Update the counts of exchanges; until the end, since a worker that is done serves those that are not."""
-        assert self.swarm is not None
         status, before, metrics = self.status, self._resumed_status, self.swarm.metrics()
         status.exchanges = before.exchanges + metrics.exchanges
         status.bytes_sent = before.bytes_sent + metrics.bytes_sent

@@ -53,12 +53,20 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         scenario = apply_change(parsed.what_if, spec, job.parameters)
         spec, job = scenario.spec, dataclasses.replace(job, parameters=scenario.parameters)
     plan = make_plan(spec, job, workers=workers, **options)
-    plan.notes.extend(_more_notes(plan))
+    if spec.parameters and abs(job.parameters - spec.parameters) > 0.01 * spec.parameters:
+        plan.notes.append(
+            f"compute times are those of a model of {spec.parameters} parameters, not of {job.parameters}: "
+            "change them with --what-if compute=…, or probe with this task"
+        )
     rank_info = started_rank_info() if parsed.verify else None
     checks = _verify(plan, parsed, rank_info) if parsed.verify else []
     if rank_info is not None and rank_info.rank != 0:
         return 0
-    crossings = _draw(plan, parsed)
+    crossings = []
+    if parsed.plot is not None:
+        from gossamer.plan.plot import draw
+
+        crossings = draw(plan, Path(parsed.plot), _names(parsed.method), _names(parsed.topology))
     if parsed.json:
         document = plan.document()
         if before is not None:
@@ -113,25 +121,6 @@ def _count_parameters(model: Any) -> int:
     except (NotImplementedError, RuntimeError):
         built = model()
     return sum(parameter.numel() for parameter in built.parameters() if parameter.requires_grad)
-
-
-def _more_notes(plan: Plan) -> list[str]:
-    measured = plan.spec.parameters
-    notes = []
-    if measured and abs(plan.job.parameters - measured) > 0.01 * measured:
-        notes.append(
-            f"compute times are those of a model of {measured} parameters, not of {plan.job.parameters}: "
-            "change them with --what-if compute=…, or probe with this task"
-        )
-    return notes
-
-
-def _draw(plan: Plan, parsed: argparse.Namespace) -> list[str]:
-    if parsed.plot is None:
-        return []
-    from gossamer.plan.plot import draw
-
-    return draw(plan, Path(parsed.plot), _names(parsed.method), _names(parsed.topology))
 
 
 def _verify(plan: Plan, parsed: argparse.Namespace, rank_info: RankInfo | None) -> list[Check]:

@@ -82,11 +82,11 @@ def measure(job: str, out: str, seconds: float, as_json: bool, rank_info: RankIn
 
 def _report(findings: Findings, out: Path, as_json: bool, took_s: float) -> int:
     if findings.lost:
-        partial = out.with_suffix(f".partial{out.suffix}")
+        kept = "nothing had been measured"
         if findings.compute is not None:
+            partial = out.with_suffix(f".partial{out.suffix}")
             cluster_file.write(findings.cluster_spec(), partial)
-        kept = f"{findings.summary} {'is' if findings.compute is None else 'are'} in {partial}"
-        kept = kept if findings.compute is not None else "nothing had been measured"
+            kept = f"{findings.summary} are in {partial}"
         print(f"gossamer: {findings.lost}: {kept}", file=sys.stderr)
         return LOST
     spec = findings.cluster_spec()

@@ -67,8 +67,7 @@ class Findings:
     @property
     def summary(self) -> str:
         kinds = [kind for kind in (EXCHANGE, MEAN, GATHER) if any(table.kind == kind for table in self.tables)]
-        parts = (["compute times"] if self.compute else []) + [f"{kind}s" for kind in kinds]
-        return ", ".join(parts) or "nothing"
+        return ", ".join(["compute times", *(f"{kind}s" for kind in kinds)])
 
 
 def compute_profile(

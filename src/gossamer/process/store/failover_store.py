@@ -120,8 +120,10 @@ class FailoverStore:
         self._current = self.home
         self._tried = 0.0
         self._closed = False
-        timeout = timedelta(seconds=timeout_s)
-        home = _host(self.home, "", timeout) if hosting else dist.TCPStore(host, port, None, False, timeout, False)
+        if hosting:
+            home = host_store(host, port, timeout_s)
+        else:
+            home = dist.TCPStore(host, port, None, False, timedelta(seconds=timeout_s), False)
         self._hosted = [home] if hosting else []
         self._client: _StoreClient | None = _StoreClient(lambda: home)
         self._attempt: tuple[Address, _StoreClient] | None = None
@@ -132,7 +134,7 @@ class FailoverStore:
 
     def host_spare(self, host: str) -> Address:
         """Start a spare store in this process and return its address."""
-        spare = _host((host, 0), host, timedelta(seconds=SPARE_TIMEOUT_S))
+        spare = host_store(host, 0, SPARE_TIMEOUT_S, interface=host)
         self._hosted.append(spare)
         return host, spare.port
 
@@ -268,31 +270,25 @@ class FailoverStore:
             callback()
 
 
-def host_store(host: str, port: int, timeout_s: float) -> dist.TCPStore:
-    """Host a store in this process; several users of one address share it."""
-    return _host((host, port), "", timedelta(seconds=timeout_s))
-
-
-def _host(address: Address, interface: str, timeout: timedelta) -> dist.TCPStore:
+def host_store(host: str, port: int, timeout_s: float, interface: str = "0.0.0.0") -> dist.TCPStore:
     """Host a store in this process; several users of one address share it.
 
     Torch's store does a reverse look-up of every client's address before it answers anybody. Over IPv6, on which torch
     would listen, this host has no name without a name server, and if that does not answer either the store stalls for
     seconds. So we hand it a socket that listens on IPv4 if the address is one.
     """
-    host, port = address
     listening = None
     with contextlib.suppress(OSError):
         # If the port is taken, then by this process itself; else torch reports the error.
         socket.getaddrinfo(host, port, socket.AF_INET)
-        listening = socket.create_server((interface or "0.0.0.0", port), backlog=2048)
+        listening = socket.create_server((interface, port), backlog=2048)
         port = listening.getsockname()[1]
     return dist.TCPStore(
         host,
         port,
         None,
         True,
-        timeout,
+        timedelta(seconds=timeout_s),
         wait_for_workers=False,
         multi_tenant=True,
         master_listen_fd=None if listening is None else listening.detach(),
