@@ -101,7 +101,6 @@ def test_elementwise_optimizers_do_the_same_on_one_flat_vector(name):
     weight_decay = 0.0 if name == "rprop" else 0.1
     of_shaped = optim.make(name, shaped, lr=0.03, weight_decay=weight_decay, period=3)
     of_flat = optim.make(name, [flat], lr=0.03, weight_decay=weight_decay, period=3)
-    assert optim.is_elementwise(of_flat)
     for _ in range(25):
         noise = torch.randn(flat.shape, generator=generator, dtype=torch.float64)
         flat.grad = flat.detach() + noise
@@ -112,17 +111,3 @@ def test_elementwise_optimizers_do_the_same_on_one_flat_vector(name):
         of_flat.step()
         joined = torch.cat([param.detach().flatten() for param in shaped])
         torch.testing.assert_close(joined, flat.detach(), rtol=1e-13, atol=1e-13)
-
-
-def test_not_elementwise():
-    class Mine(torch.optim.SGD):
-        """A subclass may do anything."""
-
-    params = one_param()
-    assert not optim.is_elementwise(Mine(params, lr=0.1))
-    assert not optim.is_elementwise(torch.optim.LBFGS(params))
-    assert not optim.is_elementwise(optim.make("adafactor", params, lr=0.1))
-    if "muon" in optim.OPTIMIZERS:
-        assert not optim.is_elementwise(optim.make("muon", params, lr=0.1))
-    in_table = {name for name in optim.names() if optim.is_elementwise(optim.make(name, one_param(), lr=0.1))}
-    assert in_table == set(ELEMENTWISE)

@@ -46,24 +46,6 @@ _DEFAULT_LR = {
 }
 """All others, Adam and its relatives, have 1e-3."""
 
-_ELEMENTWISE: frozenset[type[Optimizer]] = frozenset(
-    {
-        AccumAdam,
-        AccumAdamW,
-        torch.optim.ASGD,
-        torch.optim.Adadelta,
-        torch.optim.Adagrad,
-        torch.optim.Adam,
-        torch.optim.AdamW,
-        torch.optim.Adamax,
-        torch.optim.NAdam,
-        torch.optim.RAdam,
-        torch.optim.RMSprop,
-        torch.optim.Rprop,
-        torch.optim.SGD,
-    }
-)
-
 
 def names() -> tuple[str, ...]:
     """Return the names that ``make`` accepts, in alphabetical order."""
@@ -103,15 +85,6 @@ def default_lr(name: str) -> float:
     """Return a learning rate to start from, with the other defaults of ``make``."""
     _class_of(name)
     return _DEFAULT_LR.get(name, 1e-3)
-
-
-def is_elementwise(optimizer: Optimizer) -> bool:
-    """Whether the update of an element depends on that element alone, so that it can run on one flat vector.
-
-    Only exact types count, because a subclass may do anything. On a flat vector all elements share their
-    hyper-parameters, and all have a gradient in every step.
-    """
-    return type(optimizer) in _ELEMENTWISE
 
 
 def _class_of(name: str) -> type[Optimizer]:
