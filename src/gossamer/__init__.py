@@ -43,24 +43,20 @@ __all__ = [
     "simulate",
 ]
 
-_MODULES = {
-    "AccumAdam": "gossamer.optim",
-    "AccumAdamW": "gossamer.optim",
-    "Compressor": "gossamer.compress",
-    "InputError": "gossamer.errors",
-    "Method": "gossamer.methods",
-    "MethodConfig": "gossamer.methods",
-    "Point": "gossamer.results",
-    "SimulationResult": "gossamer.virtual.simulation",
-    "Spread": "gossamer.results",
-    "Swarm": "gossamer.process.runtime.swarm",
-    "Task": "gossamer.tasks",
-    "Topology": "gossamer.topology",
-    "Worker": "gossamer.worker",
-    "WorkerPoint": "gossamer.results",
-    "join": "gossamer.api",
-    "simulate": "gossamer.api",
+_EXPORTS = {
+    "gossamer.api": ("join", "simulate"),
+    "gossamer.compress": ("Compressor",),
+    "gossamer.errors": ("InputError",),
+    "gossamer.methods": ("Method", "MethodConfig"),
+    "gossamer.optim": ("AccumAdam", "AccumAdamW"),
+    "gossamer.process.runtime.swarm": ("Swarm",),
+    "gossamer.results": ("Point", "Spread", "WorkerPoint"),
+    "gossamer.tasks": ("Task",),
+    "gossamer.topology": ("Topology",),
+    "gossamer.virtual.simulation": ("SimulationResult",),
+    "gossamer.worker": ("Worker",),
 }
+_MODULES = {name: module for module, names in _EXPORTS.items() for name in names}
 
 
 def __getattr__(name: str) -> Any:

@@ -104,7 +104,7 @@ class RunFolder:
     def _create(self) -> TextIO:
         path, history = self.path, [to_json_data(asdict(point)) for point in self._history or ()]
         if self._history is None:
-            make_folder(path)
+            make_folders([path])
         write_json(path / RUN, {**self.about, "started": datetime.now(UTC).isoformat(timespec="milliseconds")})
         lines = [_comment(self.command), *(f"{name} = {_toml(value)}" for name, value in self.config.items())]
         with _writing(path):
@@ -172,33 +172,22 @@ def save_model(folder: Path, weights: Mapping[str, Tensor], metadata: Mapping[st
         _replace(folder / MODEL, lambda part: save_file(dict(weights), part, metadata=dict(metadata)))
 
 
-def make_folder(path: Path) -> None:
-    """Create the folder. Raise an ``InputError`` if it contains a run or cannot be written to."""
-    check_folder(path)
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise InputError(
-            f"--out {path} cannot be created: {error.strerror}; give a folder that you may write to"
-        ) from None
-    if not os.access(path, os.W_OK):
-        raise InputError(f"--out {path} cannot be written to: give a folder that you may write to")
-
-
 def make_folders(paths: Sequence[Path]) -> None:
-    """Create the folders of several runs, after checking all of them."""
+    """Create the folders of runs. Raise an ``InputError`` if one contains a run or cannot be written to."""
     for path in paths:
-        check_folder(path)
+        if path.exists() and not path.is_dir():
+            raise InputError(f"--out {path} is a file: give the name of a folder, which will be created")
+        if any((path / name).exists() for name in (RUN, CONFIG, METRICS, SUMMARY)):
+            raise InputError(f"--out {path} already contains a run, which would be lost: give another folder")
     for path in paths:
-        make_folder(path)
-
-
-def check_folder(path: Path) -> None:
-    """Raise an ``InputError`` if ``path`` is a file or a folder that contains a run."""
-    if path.exists() and not path.is_dir():
-        raise InputError(f"--out {path} is a file: give the name of a folder, which will be created")
-    if any((path / name).exists() for name in (RUN, CONFIG, METRICS, SUMMARY)):
-        raise InputError(f"--out {path} already contains a run, which would be lost: give another folder")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"--out {path} cannot be created: {error.strerror}; give a folder that you may write to"
+            ) from None
+        if not os.access(path, os.W_OK):
+            raise InputError(f"--out {path} cannot be written to: give a folder that you may write to")
 
 
 def remove_if_empty(paths: Iterable[Path]) -> None:

@@ -82,7 +82,6 @@ class _Parser(argparse.ArgumentParser):
         return parsed
 
     def _flags(self, command: str | None) -> set[str]:
-        """Return the options of this parser and of ``command``."""
         flags = set(self._option_string_actions)
         for action in self._actions:
             if isinstance(action, argparse._SubParsersAction) and command in action.choices:
@@ -98,9 +97,9 @@ def _parser(command: str | None) -> _Parser:
     for name, line in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=line, description=line, allow_abbrev=False)
         if name == command:
-            from gossamer.cli.arguments import ADD_OPTIONS
+            from gossamer.cli import arguments
 
-            ADD_OPTIONS[name](subparser)
+            getattr(arguments, f"add_{name}_options")(subparser)
     return parser
 
 

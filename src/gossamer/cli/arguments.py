@@ -1,4 +1,4 @@
-"""The options of every command.
+"""The options of every command: ``add_NAME_options`` adds those of the command NAME to its parser.
 
 They are apart from the commands (``gossamer.cli.commands``), so that ``--help`` and mistakes in the command line are
 answered without loading torch.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Callable
 
 from gossamer.cli.options import add_run_options
 from gossamer.tasks import TaskConfig
@@ -144,19 +143,6 @@ def add_topology_options(parser: argparse.ArgumentParser) -> None:
 def add_methods_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", help="a method to describe in full")
     _add_json(parser)
-
-
-ADD_OPTIONS: dict[str, Callable[[argparse.ArgumentParser], None]] = {
-    "simulate": add_simulate_options,
-    "train": add_train_options,
-    "report": add_report_options,
-    "watch": add_watch_options,
-    "probe": add_probe_options,
-    "plan": add_plan_options,
-    "topology": add_topology_options,
-    "methods": add_methods_options,
-}
-"""For each command, the function that adds its options to a parser."""
 
 
 def _add_out(parser: argparse.ArgumentParser) -> None:

@@ -39,7 +39,6 @@ class Trackers:
             file.close()
 
     def recorder(self, method: str, workers: int, folder: Path | None) -> Recorder | None:
-        """Return the recorder of a run, or None if nothing needs one."""
         path = self.trace_path(method, folder)
         if path is None:
             return Recorder(range(workers)) if folder is not None else None
@@ -48,7 +47,6 @@ class Trackers:
         return Recorder(range(workers), trace)
 
     def trace_path(self, method: str, folder: Path | None) -> Path | None:
-        """Return the path of the trace of a run, or None if no trace is written."""
         if self.trace is None:
             return None
         if self.trace == "":

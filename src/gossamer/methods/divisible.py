@@ -60,8 +60,6 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DivisibleConfig(MethodConfig):
-    """Settings of divisible communication."""
-
     period: int = option(8, "steps between two background messages (H)", minimum=1)
     delay: int = option(-1, "steps after which a background message is merged (D); -1: one period", minimum=-1)
     compressor: str = option("topk", "how the foreground message is compressed", choices=compress.names())

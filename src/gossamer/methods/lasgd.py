@@ -31,8 +31,6 @@ from gossamer.worker import Worker
 
 @dataclass(frozen=True, kw_only=True)
 class LASGDConfig(MethodConfig):
-    """Settings of LASGD."""
-
     period: int = option(1, "local steps between a merge and the next averaging; 0: at once", minimum=0)
 
 

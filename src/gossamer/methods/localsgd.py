@@ -21,8 +21,6 @@ from gossamer.worker import Worker
 
 @dataclass(frozen=True, kw_only=True)
 class LocalSGDConfig(MethodConfig):
-    """Settings of local SGD."""
-
     period: int = option(8, "local steps between two averagings", minimum=1)
 
 

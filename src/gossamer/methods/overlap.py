@@ -33,8 +33,6 @@ from gossamer.worker import Worker
 
 @dataclass(frozen=True, kw_only=True)
 class OverlapConfig(MethodConfig):
-    """Settings of overlapped decentralized training."""
-
     global_every: int = option(0, "steps between two exact averages over all workers; 0: never", minimum=0)
 
 

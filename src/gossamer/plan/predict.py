@@ -25,8 +25,6 @@ NEGLIGIBLE_SHARE = 0.1
 
 @dataclass(frozen=True)
 class Candidate:
-    """A method with its settings over a topology."""
-
     method: str
     topology: str
     options: Mapping[str, Any]
@@ -63,8 +61,6 @@ class Candidate:
 
 @dataclass(frozen=True, kw_only=True)
 class Prediction:
-    """What a candidate costs on a cluster."""
-
     candidate: Candidate
     workers: int
     step_s: float

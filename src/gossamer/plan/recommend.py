@@ -46,8 +46,6 @@ class Workload:
 
 @dataclass(frozen=True)
 class Plan:
-    """All predictions, ranked, and the recommendation."""
-
     spec: ClusterSpec
     job: Workload
     predictions: list[Prediction]

@@ -22,8 +22,6 @@ class TrainingEnded(Exception):
 
 
 class Lifecycle:
-    """The current phase of this worker."""
-
     def __init__(self) -> None:
         self.phase = Phase.TRAINING
 

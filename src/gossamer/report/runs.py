@@ -18,8 +18,6 @@ EXPECTED = "expected a folder that gossamer simulate or train has written with -
 
 @dataclass(frozen=True)
 class StoredRun:
-    """The contents of a run folder."""
-
     path: Path
     about: dict[str, Any]
     """run.json"""

@@ -89,8 +89,6 @@ def read_point(line: Mapping[str, Any]) -> Point:
 
 
 class RunMonitor:
-    """Follows a run over its status board."""
-
     def __init__(
         self, run: Run, board: StatusBoard, job_spec: JobSpec, on_point: OnPoint, history: Sequence[Point] = ()
     ) -> None:

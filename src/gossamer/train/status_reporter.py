@@ -29,8 +29,6 @@ LINE_S = 1.0
 
 
 class StatusReporter:
-    """Publishes the status of one worker from a thread of its own."""
-
     def __init__(self, board: StatusBoard, folder: Path | None, trace: bool, status: WorkerStatus) -> None:
         self.board, self.folder, self.status = board, folder, status
         self.events: list[str] = []

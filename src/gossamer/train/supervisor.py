@@ -103,7 +103,8 @@ def train_as_worker(
     if rank_info.rank != 0:
         run_worker(job_spec, rank_info)
         return None
-    monitor = _MonitorThread(rank_info, run, job_spec, show, on_point, history)
+    board = StatusBoard(rank_info.connect_store())
+    monitor = _MonitorThread(RunMonitor(run, board, job_spec, on_point, history), show)
     try:
         run_worker(job_spec, rank_info)
     finally:
@@ -114,17 +115,8 @@ def train_as_worker(
 class _MonitorThread:
     """Monitors all workers from rank 0, while that trains."""
 
-    def __init__(
-        self,
-        rank_info: RankInfo,
-        run: Run,
-        job_spec: JobSpec,
-        show: Show,
-        on_point: OnPoint,
-        history: Sequence[Point],
-    ) -> None:
-        self.board = StatusBoard(rank_info.connect_store())
-        self.monitor, self.show = RunMonitor(run, self.board, job_spec, on_point, history), show
+    def __init__(self, monitor: RunMonitor, show: Show) -> None:
+        self.monitor, self.show = monitor, show
         self._finished = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gossamer-monitor", daemon=True)
         self._thread.start()
@@ -155,5 +147,5 @@ class _MonitorThread:
         for rank in everybody:
             if self._missing(rank):
                 self.monitor.mark_gone(rank, "no last status")
-        self.board.close()
+        self.monitor.board.close()
         return self.monitor.result("")

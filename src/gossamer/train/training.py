@@ -39,8 +39,6 @@ MAX_NONFINITE = 10
 
 
 class Training:
-    """What one worker does in one run."""
-
     def __init__(
         self,
         job_spec: JobSpec,

@@ -124,7 +124,6 @@ def _count_parameters(model: Any) -> int:
 
 
 def _verify(plan: Plan, parsed: argparse.Namespace, rank_info: RankInfo | None) -> list[Check]:
-    """Train with the best candidates, and compare their step times with the predictions."""
     if parsed.task is None:
         raise InputError("--verify needs a task to train: give it as --task")
     nodes, planned = plan.spec.nodes, plan.winner.workers

@@ -10,10 +10,9 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from gossamer.cli.comparison import show_comparison
 from gossamer.cli.live import LiveView
 from gossamer.cli.options import given, out_folder, run_folders, shown_command
-from gossamer.cli.output import print_json
+from gossamer.cli.output import print_json, show_comparison
 from gossamer.cli.trackers import Trackers
 from gossamer.config import Run, resolve, unused_options
 from gossamer.report.formats import counted

@@ -10,10 +10,9 @@ from functools import partial
 from pathlib import Path
 
 from gossamer.cli.commands.auto import settled
-from gossamer.cli.comparison import show_comparison
 from gossamer.cli.live import LiveView
 from gossamer.cli.options import given, out_folder, parse_number, read_config, run_folders, shown_command
-from gossamer.cli.output import print_json
+from gossamer.cli.output import print_json, show_comparison
 from gossamer.cli.trackers import Trackers
 from gossamer.errors import InputError
 from gossamer.process.store.rank_info import RankInfo, started_rank_info
@@ -78,7 +77,6 @@ class _Request:
 
 
 def _new(parsed: argparse.Namespace, folder: Path | None, rank_info: RankInfo | None) -> _Request:
-    """Return new runs, one per method."""
     checkpoint_every = _checkpoint_every(parsed, 0)
     if checkpoint_every and folder is None:
         raise InputError("--checkpoint-every needs a folder for the checkpoints: give one with --out")

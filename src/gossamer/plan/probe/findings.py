@@ -28,8 +28,6 @@ MIN_CORRELATED_STEPS = 8
 
 @dataclass
 class Findings:
-    """What has been measured so far."""
-
     workers: int
     nodes: int
     parameters: int

@@ -10,7 +10,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any, Protocol
 
 import numpy as np
@@ -175,11 +175,11 @@ class Prober:
         x, mean, sent = (torch.ones(self.findings.parameters) for _ in range(3))
         self.session.barrier()
         pass_s = _median_time(lambda: x.add_(mean).sub_(sent)) / 2
-        worker = _CompressingWorker(self.session.workers)
+        worker = SimpleNamespace(num_workers=self.session.workers)  # all that a compressor uses of it
         vector = torch.randn(self.findings.parameters)
 
         def compress_and_average() -> None:
-            generator = compress.make("topk", 128.0).average(worker, vector, 0, "probe")  # type: ignore[arg-type]
+            generator = compress.make("topk", 128.0).average(worker, vector, 0, "probe")
             effect = next(generator)
             try:
                 generator.send([effect.tensors] * worker.num_workers)  # type: ignore[union-attr]
@@ -194,11 +194,6 @@ class Prober:
             mixing_bytes_per_s=self.model_bytes / max(pass_s, 1e-9),
             compressing_bytes_per_s=self.model_bytes / max(compressing_s, 1e-9),
         )
-
-
-@dataclass(frozen=True)
-class _CompressingWorker:
-    num_workers: int
 
 
 def _median_time(action: Callable[[], Any], repeats: int = 5) -> float:

@@ -7,7 +7,6 @@ it was.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from typing import Any
@@ -42,8 +41,7 @@ def keep_store_alive(rank_info: RankInfo) -> None:
     A job that probes and then trains connects to the same address several times. A store that is closed and hosted
     again in between would forget the keys of faster workers.
     """
-    hosted_by_launcher = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-    if rank_info.rank == 0 and not hosted_by_launcher and rank_info.port not in _HOSTED:
+    if rank_info.hosts_store and rank_info.port not in _HOSTED:
         _HOSTED[rank_info.port] = host_store(rank_info.host, rank_info.port, START_TIMEOUT_S)
 
 
@@ -52,8 +50,6 @@ class WorkerLost(Exception):
 
 
 class ProbeSession:
-    """This worker among those that measure."""
-
     def __init__(self, rank_info: RankInfo) -> None:
         self.rank, self.workers = rank_info.rank, rank_info.workers
         keep_store_alive(rank_info)

@@ -23,8 +23,6 @@ from gossamer.plan.cluster_spec import (
 
 @dataclass(frozen=True)
 class CommTime:
-    """The time of one communication, in its parts."""
-
     latency_s: float = 0.0
     transfer_s: float = 0.0
     """Back to back with others."""

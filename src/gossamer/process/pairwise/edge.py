@@ -34,8 +34,6 @@ class EdgeLost(Exception):
 
 
 class Edge:
-    """An open connection to ``peer``."""
-
     def __init__(
         self,
         peer: int,

@@ -26,8 +26,6 @@ CONSENSUS_EVERY = 4
 
 
 class PairwiseExchanges:
-    """The exchanges of one worker with its neighbours."""
-
     def __init__(
         self, state: WorkerState, neighbours: tuple[int, ...], builder: GroupBuilder, heartbeats: Heartbeats
     ) -> None:

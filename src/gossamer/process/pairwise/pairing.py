@@ -25,8 +25,6 @@ POLL_S = 0.05
 
 @dataclass
 class Agreement:
-    """An exchange that both peers have agreed on."""
-
     edge: Edge
     """This edge, not one that replaces it: the peer has agreed on this one only."""
     peer_needs_state: bool
@@ -36,8 +34,6 @@ class Agreement:
 
 
 class Pairing:
-    """Agrees on the exchanges of one worker."""
-
     def __init__(self, peers: PeerConnections, rng: np.random.Generator, lifecycle: Lifecycle) -> None:
         self.peers, self.rng, self.lifecycle = peers, rng, lifecycle
         self.reply_deadline = Deadline(initial_s=2.0, min_s=1.0)

@@ -24,8 +24,6 @@ from gossamer.process.runtime.worker_state import WorkerState
 
 
 class Driver:
-    """Runs one worker's method."""
-
     def __init__(self, state: WorkerState, effects: EffectHandler) -> None:
         self.state, self.effects, self.method, self.worker = state, effects, state.method, state.worker
         self.flat_model, self.lock, self.staging = state.flat_model, state.lock, state.staging

@@ -25,8 +25,6 @@ EXCLUDED, COUNTS, HAS_AVERAGE = 0, 1, 2
 
 
 class FinalAverage:
-    """One worker's part in the end of a run."""
-
     def __init__(self, runtime: WorkerRuntime) -> None:
         self.runtime, self.rank, self.store = runtime, runtime.rank, runtime.store
         self.groups, self.of = runtime.groups, runtime.groups.finish

@@ -33,10 +33,13 @@ class RankInfo:
     port: int
     prefix: str
 
+    @property
+    def hosts_store(self) -> bool:
+        """Rank 0 hosts the store, unless torchrun's agent does."""
+        return self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+
     def connect_store(self) -> FailoverStore:
-        """Connect to the store. Rank 0 hosts it, unless torchrun's agent does."""
-        agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
-        return FailoverStore(self.host, self.port, self.rank == 0 and not agent, self.prefix, START_TIMEOUT_S)
+        return FailoverStore(self.host, self.port, self.hosts_store, self.prefix, START_TIMEOUT_S)
 
 
 def find_rank() -> tuple[int, int]:

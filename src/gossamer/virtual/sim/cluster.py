@@ -36,8 +36,6 @@ from gossamer.virtual.sim.virtual_worker import VirtualWorker
 
 
 class Cluster:
-    """Workers that train together in simulated time."""
-
     def __init__(
         self, run: Run, recorder: Recorder | None = None, make_clock: Callable[[EventQueue], Clock] | None = None
     ) -> None:

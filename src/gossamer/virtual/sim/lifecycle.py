@@ -17,8 +17,6 @@ from gossamer.virtual.sim.virtual_worker import VirtualWorker
 
 
 class Lifecycle:
-    """Starts, fails and joins workers."""
-
     def __init__(
         self,
         method: Method,
