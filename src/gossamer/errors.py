@@ -1,4 +1,4 @@
-"""The error for input that cannot be used, and its message for unknown names."""
+"""The errors for input that cannot be used and for methods that break their contract."""
 
 from __future__ import annotations
 
@@ -12,6 +12,10 @@ class InputError(ValueError):
     The message is one line: what was wrong, what was expected, what to do. The command line prints it without a
     traceback and exits with 2.
     """
+
+
+class MethodError(InputError):
+    """A method broke its contract (``gossamer.effects``). The message names the method, the generator and the rule."""
 
 
 def unknown(kind: str, given: str, known: Iterable[str]) -> InputError:

@@ -73,6 +73,22 @@ class Worker(Protocol):
     def optimizer_setting(self, name: str) -> Any:
         """Return a hyper-parameter of the optimizer at this step, for example the scheduled ``"lr"``."""
 
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        """Where each parameter tensor begins in ``x``, and behind them the length of ``x``."""
+
+    def read_optimizer_state(self, name: str) -> Tensor:
+        """Return a copy of the optimizer's state ``name``, for example ``"exp_avg"``, as one flat vector.
+
+        Zeros where the optimizer has no such state yet. ``InputError`` if it keeps no vectors of that name.
+        """
+
+    def write_optimizer_state(self, name: str, value: Tensor) -> None:
+        """Replace the optimizer's state ``name`` by the content of a flat vector.
+
+        It has no effect on parameters for which the optimizer has no state yet: before its first step.
+        """
+
     def snapshot(self, write: Callable[[Worker, Tensor], None] | None = None) -> Tensor:
         """Return a copy of ``x`` to send, or what ``write(worker, out)`` writes into ``out``.
 

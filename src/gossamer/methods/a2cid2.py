@@ -36,7 +36,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, ClassVar
 
-from gossamer.effects import MethodGenerator, Pair, Swap
+from gossamer.effects import MethodGenerator, Pair, Swap, yields
 from gossamer.methods.gossip import GossipConfig
 from gossamer.methods.method import Method, MethodConfig
 from gossamer.topology import Topology
@@ -59,7 +59,6 @@ class A2CiD2(Method):
     name = "a2cid2"
     summary = "asynchronous gossip accelerated by a continuous momentum; no worker waits (Nabli et al. 2023)"
     Config: ClassVar[type[MethodConfig]] = GossipConfig
-    pairwise = True
     planned_options = ({"rate": 0.5}, {"rate": 1.0}, {"rate": 2.0})
 
     def __init__(self, config: GossipConfig, topology: Topology) -> None:
@@ -90,6 +89,7 @@ class A2CiD2(Method):
         else:
             out.copy_(worker.x)
 
+    @yields()
     def finish(self, worker: Worker) -> MethodGenerator:
         self.advance(worker)
         yield from ()
@@ -97,6 +97,7 @@ class A2CiD2(Method):
     def disagreement(self) -> Disagreement:
         return Pairwise(self.topology, self.rate, self.eta, self.alpha_tilde)
 
+    @yields(Pair, Swap)
     def background(self, worker: Worker) -> MethodGenerator:
         ready, push = Pair(self.rate), self.alpha_tilde - 0.5
         while True:

@@ -8,7 +8,7 @@ All workers wait for the slowest one and for the network in every step. No extra
 
 from __future__ import annotations
 
-from gossamer.effects import Mean, MethodGenerator, Update
+from gossamer.effects import Mean, MethodGenerator, Update, yields
 from gossamer.methods.method import Method
 from gossamer.worker import Worker
 
@@ -18,10 +18,10 @@ class AllReduce(Method):
 
     name = "allreduce"
     summary = "gradients averaged exactly every step, all workers wait: as DDP (baseline)"
-    lockstep = True
     uses_topology = False
-    same_updates = True
+    sends_models = False
 
+    @yields(Mean, Update)
     def step(self, worker: Worker) -> MethodGenerator:
         mean = yield Mean(worker.gradient, round=worker.step, topic="gradient")
         worker.gradient.copy_(mean)

@@ -45,7 +45,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gossamer import compress
-from gossamer.effects import Effect, Mean, MethodGenerator, Start, Wait
+from gossamer.effects import Effect, Gather, Mean, MethodGenerator, Start, Wait, yields
 from gossamer.errors import InputError
 from gossamer.methods.method import Method, MethodConfig
 from gossamer.settings import option
@@ -84,11 +84,10 @@ class Divisible(Method):
     name = "divisible"
     summary = "Adam; a small compressed message each step, the rest dense in the background (Xu, Bai 2023)"
     Config: ClassVar[type[MethodConfig]] = DivisibleConfig
-    lockstep = True
     shared = ("m", "v", "w", "lookahead", "merge_at", "background")
-    shared_vectors = ("m", "v")
     preferred_optimizer = "adam"
     uses_topology = False
+    sends_models = False
     planned_options = (
         {"period": 8, "ratio": 128.0},
         {"period": 32, "ratio": 128.0},
@@ -132,6 +131,7 @@ class Divisible(Method):
         """Return √(v/w) + ε, the denominator of Adam."""
         return (v / worker.scalars["w"]).sqrt_().add_(worker.optimizer_setting("eps"))
 
+    @yields(Mean, Gather, Start, Wait)
     def step(self, worker: Worker) -> MethodGenerator:
         round, gradient = worker.step, worker.gradient
         if round < self.config.warmup:
@@ -205,6 +205,7 @@ class Divisible(Method):
         worker.scalars.pop("merge_at", None)
         super().on_membership_change(worker)
 
+    @yields(Mean, Wait)
     def finish(self, worker: Worker) -> MethodGenerator:
         """Average what is in flight and what is undelivered, and apply it in one last step."""
         undelivered = worker.vector("undelivered")

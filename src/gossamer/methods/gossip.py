@@ -19,7 +19,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gossamer.effects import MethodGenerator, Pair, Swap
+from gossamer.effects import MethodGenerator, Pair, Swap, yields
 from gossamer.methods.method import Method, MethodConfig
 from gossamer.settings import option
 from gossamer.topology import Topology
@@ -41,7 +41,6 @@ class Gossip(Method):
     name = "gossip"
     summary = "asynchronous pairwise averaging with neighbours; no worker waits (A²CiD² without its momentum)"
     Config: ClassVar[type[MethodConfig]] = GossipConfig
-    pairwise = True
     planned_options = ({"rate": 0.5}, {"rate": 1.0}, {"rate": 2.0})
 
     def __init__(self, config: GossipConfig, topology: Topology) -> None:
@@ -51,6 +50,7 @@ class Gossip(Method):
     def disagreement(self) -> Disagreement:
         return Pairwise(self.topology, self.rate)
 
+    @yields(Pair, Swap)
     def background(self, worker: Worker) -> MethodGenerator:
         ready = Pair(self.rate)
         while True:

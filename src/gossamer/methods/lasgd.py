@@ -21,7 +21,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gossamer.effects import Mean, MethodGenerator, WaitSteps
+from gossamer.effects import Mean, MethodGenerator, WaitSteps, yields
 from gossamer.methods.method import Method, MethodConfig
 from gossamer.settings import option
 from gossamer.topology import Topology
@@ -48,6 +48,7 @@ class LASGD(Method):
         super().__init__(config, topology)
         self.period = config.period
 
+    @yields(WaitSteps, Mean)
     def background(self, worker: Worker) -> MethodGenerator:
         while True:
             yield WaitSteps(self.period)

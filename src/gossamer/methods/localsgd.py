@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gossamer.effects import Mean, MethodGenerator, Update
+from gossamer.effects import Mean, MethodGenerator, Update, yields
 from gossamer.methods.method import Method, MethodConfig
 from gossamer.settings import option
 from gossamer.topology import Topology
@@ -30,7 +30,6 @@ class LocalSGD(Method):
     name = "localsgd"
     summary = "models averaged exactly every few steps, all workers wait (baseline)"
     Config: ClassVar[type[MethodConfig]] = LocalSGDConfig
-    lockstep = True
     uses_topology = False
     planned_options = ({"period": 4}, {"period": 8}, {"period": 16}, {"period": 32})
 
@@ -38,6 +37,7 @@ class LocalSGD(Method):
         super().__init__(config, topology)
         self.period = config.period
 
+    @yields(Update, Mean)
     def step(self, worker: Worker) -> MethodGenerator:
         yield Update()
         if (worker.step + 1) % self.period == 0:

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gossamer.effects import MethodGenerator, Update
+from gossamer.effects import MethodGenerator
+from gossamer.methods.contract import PAIRWISE, WAITING, declared
 from gossamer.settings import Settings
 from gossamer.topology import Topology
 from gossamer.topology.disagreement import Disagreement
 from gossamer.worker import Worker
 
 if TYPE_CHECKING:
-    from torch import Tensor
     from torch.optim import Optimizer
 
 
@@ -22,12 +22,26 @@ class MethodConfig(Settings):
     """The settings of a method. This base class has none; fields are declared with ``gossamer.settings.option``."""
 
 
+class _Derived:
+    """An attribute of a method, and of its class, that follows from what its generators declare."""
+
+    def __init__(self, derive: Callable[[Any], bool], meaning: str) -> None:
+        self._derive, self.__doc__ = derive, meaning
+
+    def __get__(self, method: Method | None, owner: type[Method]) -> bool:
+        return self._derive(owner if method is None else method)
+
+
 class Method:
     """An algorithm that trains one model on many workers.
 
     A method does no communication by itself and knows no threads, sockets or clocks: ``step``, ``background`` and
     ``finish`` are generators that yield the effects of ``gossamer.effects`` and receive the answers. The same code
-    runs on real workers and in the virtual cluster.
+    runs on real workers and in the virtual cluster. ``gossamer.effects`` has the contract, ``gossamer.testing`` checks
+    a method against it.
+
+    A part that a method does not have is ``None``. A method may inherit from another, or wrap one: then it gives its
+    own parts, or those of the other, as attributes of the object.
 
     The object holds settings only. All state of a worker is in the worker (``gossamer.Worker``).
     """
@@ -38,22 +52,41 @@ class Method:
     """One line for lists."""
     Config: ClassVar[type[MethodConfig]] = MethodConfig
     """The class of its settings, from which the command line derives options."""
-    lockstep: ClassVar[bool] = False
-    """Whether workers wait for each other within a step, so that all do the same number of steps."""
-    pairwise: ClassVar[bool] = False
-    """Whether workers exchange in pairs (``Pair``, ``Swap``); otherwise they communicate by collectives."""
     shared: ClassVar[tuple[str, ...]] = ()
     """Names of the vectors, scalars and tickets that are equal on all workers. A worker that joins copies them."""
-    shared_vectors: ClassVar[tuple[str, ...]] = ()
-    """Those of ``shared`` that are vectors as long as the parameters."""
-    same_updates: ClassVar[bool] = False
-    """Whether all workers' optimizers do the same update, so that a worker that joins needs their optimizer state."""
     preferred_optimizer: ClassVar[str] = ""
     """The optimizer to use if the user names none; empty: the task's default."""
     uses_topology: ClassVar[bool] = True
     """Whether workers communicate along the topology; otherwise all workers average together."""
+    sends_models: ClassVar[bool] = True
+    """Whether models travel, which may be rounded on the wire; otherwise gradients do."""
     planned_options: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
     """The settings that the planner compares."""
+    gives_up: ClassVar[tuple[str, ...]] = ()
+    """The invariants of ``gossamer.testing`` that do not hold for this method, by design."""
+
+    step: Callable[..., MethodGenerator] | None = None
+    """``step(worker)`` runs in the foreground, once per gradient; ``None``: one optimizer step, ``yield Update()``.
+
+    If a member dies during a collective, this generator is abandoned at its ``yield``, ``on_membership_change`` is
+    called, and the step is repeated.
+    """
+    background: Callable[..., MethodGenerator] | None = None
+    """``background(worker)`` runs concurrently with the steps, from the first step to the end of training."""
+    finish: Callable[..., MethodGenerator] | None = None
+    """``finish(worker)`` runs once, after the last step, and applies what is still in flight."""
+    eval_point: Callable[..., None] | None = None
+    """``eval_point(worker, out)`` writes into ``out`` the parameters at which the next gradient is evaluated; ``None``:
+    it is evaluated at ``worker.x``."""
+
+    lockstep = _Derived(
+        lambda method: bool(declared(method, "step") & WAITING),
+        "Whether workers wait for each other within a step, so that all do the same number of steps.",
+    )
+    pairwise = _Derived(
+        lambda method: bool(declared(method, "background") & PAIRWISE),
+        "Whether workers exchange in pairs (``Pair``, ``Swap``).",
+    )
 
     def __init__(self, config: MethodConfig, topology: Topology) -> None:
         self.topology = topology
@@ -61,25 +94,11 @@ class Method:
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Raise ``InputError`` if the method cannot work with this optimizer."""
 
-    def eval_point(self, worker: Worker, out: Tensor) -> None:
-        """Write into ``out`` the parameters at which the next gradient is evaluated."""
-        out.copy_(worker.x)
+    def begin(self, worker: Worker) -> None:
+        """Run once when a worker begins with its initial weights, and when it has taken over the state of another.
 
-    def step(self, worker: Worker) -> MethodGenerator:
-        """Run in the foreground, once per gradient.
-
-        If a member dies during a collective, this generator is abandoned at its ``yield``, and
-        ``on_membership_change`` is called.
+        ``worker.x`` and what is ``shared`` are set by then; every other vector and scalar is new.
         """
-        yield Update()
-
-    def background(self, worker: Worker) -> MethodGenerator:
-        """Run concurrently with the steps, from the first step to the end of training."""
-        yield from ()
-
-    def finish(self, worker: Worker) -> MethodGenerator:
-        """Run once, after the last step, and apply what is still in flight."""
-        yield from ()
 
     def on_membership_change(self, worker: Worker) -> None:
         """Discard what was in flight among the old members. All members are at the same step when this is called."""

@@ -23,7 +23,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from gossamer.effects import Mean, MethodGenerator, Start, Update, Wait
+from gossamer.effects import Mean, MethodGenerator, Start, Update, Wait, yields
 from gossamer.methods.method import Method, MethodConfig
 from gossamer.settings import option
 from gossamer.topology import Topology
@@ -42,12 +42,12 @@ class Overlap(Method):
     name = "overlap"
     summary = "rounds of group averages hidden behind the next gradient, any optimizer (Wang et al. 2025)"
     Config: ClassVar[type[MethodConfig]] = OverlapConfig
-    lockstep = True
 
     def __init__(self, config: OverlapConfig, topology: Topology) -> None:
         super().__init__(config, topology)
         self.global_every = config.global_every
 
+    @yields(Update, Mean, Start, Wait)
     def step(self, worker: Worker) -> MethodGenerator:
         yield from self.merge(worker)
         yield Update()
@@ -72,5 +72,6 @@ class Overlap(Method):
             worker.tickets.pop("mix", None)
             worker.x.lerp_(mean, worker.scalars["strength"])
 
+    @yields(Wait)
     def finish(self, worker: Worker) -> MethodGenerator:
         yield from self.merge(worker)
