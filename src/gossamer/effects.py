@@ -194,6 +194,9 @@ class Wait:
     ticket: Ticket
 
 
+MAX_SCALARS = 8
+"""Scalars that may travel along with a vector."""
+
 Effect = Update | Mean | Gather | Shift | Pair | Swap | WaitSteps | Start | Wait
 
 MethodGenerator = Generator[Effect, Any, None]
