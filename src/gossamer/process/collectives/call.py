@@ -1,8 +1,8 @@
 """Collectives as their members name them, and how members that wait for each other in different ones find out.
 
-Workers take part in the same collective if kind, topic, round and group are equal. Topics and groups have process groups
-of their own, so members that disagree about them would wait for ever. A worker that waits for long publishes in the
-store what its threads wait for. If two workers need each other in different collectives, both raise the same error.
+Workers take part in the same collective if kind, topic, round and group are equal. Topics and groups have process
+groups of their own, so members that disagree about them would wait for ever. A worker that waits for long publishes in
+the store what its threads wait for. If two workers need each other in different collectives, both raise the same error.
 """
 
 from __future__ import annotations

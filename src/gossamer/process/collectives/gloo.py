@@ -102,8 +102,10 @@ class Exchange:
         words: Sequence[float] = (),
         received_words: list[float] | None = None,
     ) -> None:
-        """``to``, ``source``: ranks in ``group``, in a group of two by default the other. ``None`` in place of a vector:
-        nothing is sent, or received. ``received_words`` gets the other's words."""
+        """``to``, ``source``: ranks in ``group``, in a group of two by default the other.
+
+        ``None`` in place of a vector: nothing is sent, or received. ``received_words`` gets the other's words.
+        """
         self._group, self._received_words = group, received_words
         peer = 1 - group.rank()
         self._to, self._source = peer if to is None else to, peer if source is None else source

@@ -123,7 +123,8 @@ class Groups:
                 mean.mul_(words[0] / total).add_(vector, alpha=weight / total)
             else:
                 mean.zero_()
-            averages = [(weight * a + words[0] * b) / total if total else 0.0 for a, b in zip(scalars, theirs, strict=False)]
+            sums = [weight * own + words[0] * other for own, other in zip(scalars, theirs, strict=True)]
+            averages = [each / total if total else 0.0 for each in sums]
             return MeanResult(mean, tuple(averages), 2, total)
         numbers = tail.tolist()
         self._check_rounds(of, channel, call, numbers, len(members), len(scalars), vector)

@@ -79,8 +79,8 @@ class Membership:
         self.owner, self.everybody, self.over = owner, everybody, over
         self.rank, self.store = builder.rank, builder.store
         self.builder, self.heartbeats, self.state = builder, heartbeats, state
-        self._ignores_done = purpose != FINISH
-        """Workers that are done with their training are not waited for."""
+        self._finishes = purpose == FINISH
+        """Otherwise workers that are done with their training are not waited for."""
         self._aligned = purpose == TRAIN
         """Members must be at the same step before they go on. Other purposes start each series with ``begin``."""
         self.key = f"group/{purpose}"
@@ -169,12 +169,12 @@ class Membership:
             return list(members)
 
     def relative(self, call: Call) -> Call:
-        """Count the rounds of a background part from the first one of this generation.
+        """Count the rounds of a topic from the first one of this generation, where members may be apart.
 
-        Some members may have completed a collective that failed for the others: they are a round ahead. Where the
-        training rebuilds the membership, all members are at the same step.
+        At the end of a run workers have done different numbers of steps. In the background some may have completed a
+        collective that failed for the others. Where the training rebuilds the membership, all are at the same step.
         """
-        if self.owner != BACKGROUND or self.generation <= 0:
+        if not self._finishes and (self.owner != BACKGROUND or self.generation <= 0):
             return call
         first = self._first_rounds.setdefault((self.generation, call.topic), call.round)
         return replace(call, round=call.round - first)
@@ -336,7 +336,7 @@ class Membership:
         """Return whether another worker is dead or done with its training."""
         if rank == self.rank:
             return False
-        return (self._ignores_done and self.heartbeats.done(rank)) or self.heartbeats.dead(rank)
+        return (not self._finishes and self.heartbeats.done(rank)) or self.heartbeats.dead(rank)
 
     def _align(self, group: Any, channel: str) -> None:
         """Let members that are behind take over the state of one that is not."""

@@ -77,10 +77,11 @@ class EffectHandler:
                 ticket.answer = self.state.in_flight.pop(ticket).result()
                 ticket.done = True
             except CommAborted:
-                if of is self.groups.train and channel == of.owner:
+                if channel != of.owner:
+                    raise
+                if of is self.groups.train:
                     of.rebuild(channel)
-                    raise StepRetry from None
-                raise
+                raise StepRetry from None
             finally:
                 of.waits.end(channel, completed=ticket.done)
         return ticket.answer
