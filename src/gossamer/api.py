@@ -13,6 +13,7 @@ from gossamer.methods.loading import check_ready
 from gossamer.settings import from_values
 from gossamer.tasks import Task
 from gossamer.topology import Topology, build
+from gossamer.wire import find as find_codec
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
     from gossamer.process.runtime.swarm import Swarm
     from gossamer.virtual.compute.optimizers import MakeOptimizer
     from gossamer.virtual.simulation import PointCallback, SimulationResult
+    from gossamer.wire import Codec
 
 TRANSPORTS = ("gloo", "nccl")
 
@@ -33,6 +35,7 @@ def simulate(
     topology: str | nx.Graph = "",
     optimizer: str | MakeOptimizer = "",
     schedule: str | Callable[[int], float] = "",
+    wire: str | Codec = "float32",
     callback: PointCallback | None = None,
     **settings: Any,
 ) -> SimulationResult:
@@ -49,6 +52,8 @@ def simulate(
             the task.
         schedule: A name, or a function from the step number to a factor on the learning rate. Empty: the task's
             default.
+        wire: How models that are exchanged or averaged travel: ``float32``, ``bfloat16``, ``int8``, or a codec
+            (``gossamer.wire.Codec``).
         callback: Called with every point of the history, a list with one point per worker, and the events since the
             previous point.
         **settings: Any option of ``gossamer simulate`` by its name, such as ``workers=64``, ``lr=0.1``, ``rate=2``.
@@ -69,6 +74,8 @@ def simulate(
     _check_topology(method, topology)
     given = {"method": method, "task": task, "topology": topology, "optimizer": optimizer, "schedule": schedule}
     names = {name: value for name, value in given.items() if isinstance(value, str) and (value or name == "method")}
+    if isinstance(wire, str):
+        names["wire"] = wire
     runs = resolve(
         {**settings, **names},
         method=None if isinstance(method, str) else method,
@@ -76,6 +83,7 @@ def simulate(
         graph=None if isinstance(topology, str) else topology,
         make_optimizer=None if isinstance(optimizer, str) else optimizer,
         schedule=None if isinstance(schedule, str) else schedule,
+        codec=None if isinstance(wire, str) else find_codec(wire),
     )
     if len(runs) > 1:
         raise InputError("simulate trains with one method at a time: call it once for each")
@@ -89,6 +97,7 @@ def join(
     method: AnyMethod = "a2cid2",
     topology: str | nx.Graph = "",
     seed: int = 0,
+    wire: str | Codec = "float32",
     transport: str = "gloo",
     loss: Callable[[], Tensor] | None = None,
     **settings: Any,
@@ -118,6 +127,8 @@ def join(
         topology: A name that ``gossamer topology`` lists, or a networkx graph with the nodes 0 … n−1. Empty: the ring,
             or that of a method that is built already.
         seed: Seed of all random choices. It must be the same on all workers.
+        wire: How models that are exchanged or averaged travel: ``float32``, ``bfloat16``, ``int8``, or a codec
+            (``gossamer.wire.Codec``). It must be the same on all workers.
         transport: Transport of collectives among more than two workers: ``gloo``, through host memory, or ``nccl``,
             between GPUs, if each worker has its own. Pairwise exchanges always go through host memory.
         loss: Only for ``auto``, to time a step: a function that returns the loss of one mini-batch, such as
@@ -161,7 +172,11 @@ def join(
     instance.check_optimizer(optimizer)
     if isinstance(optimizer, LBFGS):
         raise InputError("LBFGS takes several gradients per step, workers exchange after one: take another optimizer")
-    swarm = Swarm(WorkerRuntime(model, optimizer, instance, graph, rank_info, seed, transport))
+    codec = find_codec(wire)
+    if codec is not None and not instance.sends_models:
+        raise InputError(f"wire is for models that travel, and {instance.name} sends gradients: leave it out")
+    runtime = WorkerRuntime(model, optimizer, instance, graph, rank_info, seed, transport, codec=codec)
+    swarm = Swarm(runtime)
     swarm.events.extend(events)
     return swarm
 

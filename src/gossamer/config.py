@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from gossamer import tasks
+from gossamer import tasks, wire
 from gossamer.errors import InputError, MethodError, unknown
 from gossamer.hardware import HardwareConfig
 from gossamer.methods import METHODS, AnyMethod, Method, MethodConfig, Source, locate
@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from gossamer.virtual.compute.optimizers import MakeOptimizer
+    from gossamer.wire import Codec
 
 AUTO = "auto"
 """Stands for the method that ``gossamer.plan.auto`` chooses."""
@@ -58,6 +59,7 @@ class RunConfig(Settings):
     lr_warmup: int = option(0, "steps over which the learning rate rises at the start", minimum=0)
     batch: int = option(32, "samples per mini-batch and worker", minimum=1)
     partition: str = option("iid", "how the data is dealt to the workers: iid, dirichlet:ALPHA or by-class")
+    wire: str = option("float32", "how models that are exchanged or averaged travel", choices=wire.names())
     seed: int = option(0, "seed of all random numbers", minimum=0, maximum=2**63 - 1)
     clock: str = option(
         "hardware", "ideal: the papers' Poisson model; hardware: described machines", choices=("ideal", "hardware")
@@ -93,6 +95,8 @@ class Run:
     make_optimizer: MakeOptimizer
     schedule: Callable[[int], float]
     """Step number → factor on the learning rate."""
+    codec: Codec | None
+    """How models are encoded on the wire; None: not at all."""
     built_method: Method
     method_spec: str
     """What finds the method's class in another process: its name, or its file and name."""
@@ -185,11 +189,13 @@ def resolve(
     graph: nx.Graph | None = None,
     make_optimizer: MakeOptimizer | None = None,
     schedule: Callable[[int], float] | None = None,
+    codec: Codec | None = None,
 ) -> list[Run]:
     """Return the runs that ``values`` (by option name) describe: one per method.
 
-    A method, a task, a graph, a function that creates the optimizer and a learning-rate schedule (step number → factor)
-    may also be given as objects, which win over their names. A method that is built already brings its topology.
+    A method, a task, a graph, a function that creates the optimizer, a learning-rate schedule (step number → factor)
+    and a codec may also be given as objects, which win over their names. A method that is built already brings its
+    topology.
     """
     sources = find_methods(str(values.get("method", RunConfig.method)) if method is None else method)
     _check_names(values, sources)
@@ -208,6 +214,11 @@ def resolve(
         )
     if task is None:
         task = tasks.build(first.task, workers=topology.workers, seed=first.seed, config=task_config)
+    if (first.wire != RunConfig.wire or codec is not None) and not any(each.method.sends_models for each in sources):
+        raise InputError(
+            f"--wire is for models that travel, and {', '.join(each.name for each in sources)} sends gradients: "
+            "leave it out; divisible compresses gradients"
+        )
     runs = []
     for source in sources:
         config = _run_config(values, source, task, topology)
@@ -221,6 +232,7 @@ def resolve(
             topology=topology,
             make_optimizer=make_optimizer or partial(_optimizer, config),
             schedule=schedule or make_schedule(config.schedule, config.steps, config.lr_warmup),
+            codec=(codec or wire.find(config.wire)) if source.method.sends_models else None,
             built_method=build_method(source.method, method_config, topology) if ready is None else ready,
             method_spec=source.spec,
         )
@@ -246,6 +258,8 @@ def _run_config(values: Mapping[str, Any], source: Source, task: Task, topology:
         lrs = {defaults.get("optimizer", RunConfig.optimizer): lrs}
     defaults["lr"] = lrs.get(optimizer, lrs.get(optimizer.removeprefix("accum"), optim.default_lr(optimizer)))
     merged = {**defaults, **values, "method": source.name, "optimizer": optimizer, "workers": topology.workers}
+    if not source.method.sends_models:
+        merged["wire"] = RunConfig.wire
     config = from_values(RunConfig, merged)
     if task.own_data and config.partition != RunConfig.partition:
         raise InputError(f"--partition does not apply to {config.task}: its workers have data of their own")

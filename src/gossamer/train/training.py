@@ -93,6 +93,7 @@ class Training:
             self.rank_info,
             self.run.config.seed,
             recorder=recording.recorder if recording is not None else None,
+            codec=self.run.codec,
         )
         swarm = self.swarm = Swarm(runtime)
         if recording is not None:

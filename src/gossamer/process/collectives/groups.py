@@ -114,7 +114,7 @@ class Groups:
         if pair is not None:
             (peer,) = (rank for rank in members if rank != self.rank)
             if int(words[1]) != call.round or int(words[2]) != len(scalars):
-                raise _differing_rounds(call, self.rank, scalars, peer, int(words[1]), int(words[2]))
+                raise differing_rounds(call, self.rank, len(scalars), peer, int(words[1]), int(words[2]))
             total = weight + words[0]
             theirs = words[3 : 3 + len(scalars)]
             if weight == words[0] == 1.0:
@@ -158,7 +158,7 @@ class Groups:
         described = self.gather(of, channel, (own,), Call("Gather", f"rounds of {call.topic}", 0, call.group))
         for rank, (theirs,) in zip(of.members_of(call.group), described, strict=True):
             if not torch.equal(own, theirs):
-                raise _differing_rounds(call, self.rank, range(num_scalars), rank, int(theirs[0]), int(theirs[1]))
+                raise differing_rounds(call, self.rank, num_scalars, rank, int(theirs[0]), int(theirs[1]))
         raise MethodError(f"the members of {call} are in different rounds: expected the same round on all of them")
 
     def gather(
@@ -185,7 +185,7 @@ class Groups:
         for rank, packed in zip(members, gathered, strict=True):
             round, unpacked = _unpack(packed, tensors)
             if round != call.round:
-                raise _differing_rounds(call, self.rank, (), rank, round, 0)
+                raise differing_rounds(call, self.rank, 0, rank, round, 0)
             result.append(unpacked)
         return result
 
@@ -236,7 +236,7 @@ class Groups:
         if received is None:
             return None, (), delivered
         if int(words[0]) != call.round or int(words[1]) != len(scalars):
-            raise _differing_rounds(call, self.rank, scalars, source, int(words[0]), int(words[1]))
+            raise differing_rounds(call, self.rank, len(scalars), source, int(words[0]), int(words[1]))
         return received, tuple(words[3 : 3 + len(scalars)]), delivered
 
     def release(self) -> None:
@@ -249,14 +249,16 @@ class Groups:
             membership.disconnect()
 
 
-def _differing_rounds(
-    call: Call, rank: int, scalars: Sequence[float], peer: int, round: int, num_scalars: int
+def differing_rounds(
+    call: Call, rank: int, num_scalars: int, peer: int, peer_round: int, peer_num_scalars: int
 ) -> MethodError:
+    """Return the error of two members of one topic that are in different rounds, or send other numbers of scalars."""
+
     def described(round: int, num_scalars: int) -> str:
         with_scalars = f" with {num_scalars} scalars" if num_scalars else ""
         return f"{call.kind} {call.topic!r} round {round}{with_scalars}"
 
-    return mismatch(rank, described(call.round, len(scalars)), peer, described(round, num_scalars))
+    return mismatch(rank, described(call.round, num_scalars), peer, described(peer_round, peer_num_scalars))
 
 
 def _pack(round: int, tensors: tuple[Tensor, ...]) -> Tensor:

@@ -29,17 +29,28 @@ from gossamer.process.runtime.worker_state import WorkerState
 from gossamer.process.store.heartbeats import Heartbeats
 from gossamer.seeds import stream
 from gossamer.vector_math import CHUNK, distance
+from gossamer.wire import Links
 
 CONSENSUS_EVERY = 4
 """The distance of long vectors is computed at every 4th exchange only: it is for the metrics."""
 
 SCALAR_BYTES = 8
 
+Received = tuple[Tensor, tuple[float, ...], tuple[float, float]]
+"""The answer, the peer's scalars, and the norms of our vector and of the peer's."""
+
 
 class PairwiseExchanges:
     def __init__(
-        self, state: WorkerState, neighbours: tuple[int, ...], builder: GroupBuilder, heartbeats: Heartbeats
+        self,
+        state: WorkerState,
+        neighbours: tuple[int, ...],
+        builder: GroupBuilder,
+        heartbeats: Heartbeats,
+        links: Links | None = None,
     ) -> None:
+        """``links``: how vectors are encoded on the wire; None: they travel as they are."""
+        self._links = links
         self.state, self.worker, self.staging = state, state.worker, state.staging
         self.metrics, self.heartbeats, self.lifecycle = state.metrics, heartbeats, state.lifecycle
         self.peers = PeerConnections(neighbours, builder, self._on_message)
@@ -104,20 +115,18 @@ class PairwiseExchanges:
                 "expected the rank that Pair answered, once"
             )
         try:
-            sent = self.staging.to_host(effect.vector, "sent")
-            received = self.staging.host_buffer("received", sent)
-            scalars = self._exchange(agreement.edge, sent, received, effect.scalars)
+            move = self._move if self._links is None else self._move_encoded
+            received, scalars, norms = move(agreement.edge, effect)
         except EdgeLost:
+            if self._links is not None:
+                self._links.forget(effect.peer)
             return None
         finally:
             self._agreement = None
-        verdict = self.screening.judge(effect.peer, _norm(sent), _norm(received))
+        verdict = self.screening.judge(effect.peer, *norms)
         if verdict is Verdict.MERGE:
-            if len(sent) <= CHUNK or self.metrics.exchanges % CONSENSUS_EVERY == 0:
-                self.metrics.consensus = distance(sent, received) / 2**0.5
             self.metrics.exchanges += 1
-            answer = self.staging.to_device(received)
-            return (answer, scalars) if effect.scalars else answer
+            return (received, scalars) if effect.scalars else received
         if verdict is Verdict.REFUSE:
             self.metrics.refused += 1
             self.state.events.append(f"refused a message of worker {effect.peer}: not finite or absurdly large")
@@ -125,6 +134,40 @@ class PairwiseExchanges:
             # The next exchange is a transfer of the peer's state.
             self.state.nonfinite = self.pairing.needs_state = True
         return None
+
+    def _move(self, edge: Edge, effect: Swap) -> Received:
+        """Exchange the vectors as they are."""
+        sent = self.staging.to_host(effect.vector, "sent")
+        received = self.staging.host_buffer("received", sent)
+        scalars = self._exchange(edge, sent, received, effect.scalars)
+        self._estimate_consensus(sent, received)
+        return self.staging.to_device(received), scalars, (_norm(sent), _norm(received))
+
+    def _move_encoded(self, edge: Edge, effect: Swap) -> Received:
+        """Exchange the vectors as messages of a codec. Our own vector is the answer if one of them is not decoded."""
+        assert self._links is not None
+        link, vector = self._links.to(edge.peer), effect.vector
+        with self.staging.on_training_stream():
+            answer = torch.empty_like(vector)
+            message = link.encode(vector, answer)
+        sent = self.staging.to_host(message, "sent")
+        received = self.staging.host_buffer("received", sent)
+        scalars = self._exchange(edge, sent, received, effect.scalars)
+        theirs = self.staging.to_device(received)
+        with self.staging.on_training_stream():
+            decoded = link.decode(theirs, vector, answer)
+        (peer_decoded, *_) = edge.exchange(torch.zeros(1), torch.zeros(1), self.max_duration_s, (float(decoded),))
+        if link.settle(decoded, bool(peer_decoded)):
+            self._estimate_consensus(vector, answer)
+        else:
+            self.metrics.voided += 1
+            with self.staging.on_training_stream():
+                answer.copy_(vector)
+        return answer, scalars, (link.norm, link.peer_norm)
+
+    def _estimate_consensus(self, one: Tensor, other: Tensor) -> None:
+        if len(one) <= CHUNK or self.metrics.exchanges % CONSENSUS_EVERY == 0:
+            self.metrics.consensus = distance(one, other) / 2**0.5
 
     def _exchange(self, edge: Edge, sent: Tensor, received: Tensor, scalars: tuple[float, ...]) -> tuple[float, ...]:
         """Exchange vectors and scalars with a peer; return its scalars."""

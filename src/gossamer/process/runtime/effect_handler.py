@@ -13,6 +13,7 @@ from torch import Tensor
 from gossamer.effects import Effect, Gather, Mean, Pair, Shift, Shifted, Start, Swap, Ticket, Wait, WaitSteps
 from gossamer.errors import MethodError
 from gossamer.process.collectives.call import Call
+from gossamer.process.collectives.encoded_mean import EncodedMeans
 from gossamer.process.collectives.groups import TAIL, Groups
 from gossamer.process.collectives.membership import ASYNC, CommAborted, Membership, StepRetry
 from gossamer.process.daemon_executor import DaemonExecutor
@@ -29,7 +30,11 @@ REBUILD_POLL_S = 0.01
 class EffectHandler:
     """Answers every effect except ``Update``, from any thread."""
 
-    def __init__(self, state: WorkerState, groups: Groups, exchanges: PairwiseExchanges) -> None:
+    def __init__(
+        self, state: WorkerState, groups: Groups, exchanges: PairwiseExchanges, encoded: EncodedMeans | None = None
+    ) -> None:
+        """``encoded``: means of vectors that are encoded on the wire; None: they travel as they are."""
+        self._encoded = encoded
         self.state, self.worker, self.groups, self.exchanges = state, state.worker, groups, exchanges
         self.lifecycle, self.staging, self.metrics = state.lifecycle, state.staging, state.metrics
         self._step_done = threading.Condition()
@@ -110,6 +115,20 @@ class EffectHandler:
     def _mean(self, effect: Mean, channel: str, of: Membership, started_in: int | None) -> Any:
         call = _call(effect)
         mean_of = partial(self.groups.mean, of, channel, call=call, started_in=started_in)
+        if self._encoded is not None and of is self.groups.train:
+            result, sent_bytes = self._encoded.mean(
+                of,
+                channel,
+                effect.vector,
+                call,
+                weight=effect.weight,
+                scalars=effect.scalars,
+                same=effect.same,
+                started_in=started_in,
+            )
+            self._count_bytes(of, channel, call, result.members, sent_bytes)
+            if result.members == 1 or is_finite(result.mean):
+                return (result.mean, result.scalars) if effect.scalars else result.mean
         with self.staging.sending(channel, effect.vector) as (vector,):
             # A method is through with one answer before it asks for the next of that topic: one buffer serves all.
             out = None if vector.is_cuda else self._host_buffer(f"{channel} {effect.topic} mean", vector)
@@ -175,9 +194,12 @@ class EffectHandler:
         self, of: Membership, channel: str, call: Call, size: int, share: float, *tensors: Tensor, num_scalars: int = 0
     ) -> None:
         """Count and record a collective of ``size`` members, each of which sent ``share`` times its tensors."""
+        sent_bytes = round(share * (sum(tensor.nbytes for tensor in tensors) + SCALAR_BYTES * num_scalars))
+        self._count_bytes(of, channel, call, size, sent_bytes)
+
+    def _count_bytes(self, of: Membership, channel: str, call: Call, size: int, sent_bytes: int) -> None:
         if size == 1:
             return
-        sent_bytes = round(share * (sum(tensor.nbytes for tensor in tensors) + SCALAR_BYTES * num_scalars))
         self.metrics.exchanges += 1
         self.metrics.bytes_sent += sent_bytes
         members, started = of.last_collective[channel]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import time
+from functools import partial
 
 import torch
 from torch import nn
@@ -12,6 +13,7 @@ from torch import nn
 from gossamer.methods import Method
 from gossamer.methods.contract import check_declaration
 from gossamer.process.collectives import nccl
+from gossamer.process.collectives.encoded_mean import EncodedMeans
 from gossamer.process.collectives.group_builder import GroupBuilder
 from gossamer.process.collectives.groups import Groups
 from gossamer.process.collectives.membership import BACKGROUND, FOREGROUND, StepRetry
@@ -27,6 +29,7 @@ from gossamer.process.store.heartbeats import Heartbeats, HeartbeatThread
 from gossamer.process.store.rank_info import RankInfo, local_address
 from gossamer.recording import Recorder
 from gossamer.topology import Topology
+from gossamer.wire import Codec, Links, MeanLink
 
 STATE_TIMEOUT_S = 30.0
 """How long a worker that comes back waits for a peer's weights."""
@@ -50,8 +53,9 @@ class WorkerRuntime:
         seed: int,
         transport: str = "gloo",
         recorder: Recorder | None = None,
+        codec: Codec | None = None,
     ) -> None:
-        """Join the other workers; returns when all of them have joined."""
+        """Join the other workers; returns when all of them have joined. ``codec``: how models travel."""
         self.method, self.rank = method, rank_info.rank
         self.everybody = range(topology.workers)
         check_declaration(method)
@@ -77,8 +81,12 @@ class WorkerRuntime:
         self._owner = BACKGROUND if has_background and not method.lockstep else FOREGROUND
         self.groups = Groups(topology.workers, builder, self.heartbeats, self.state, self.lifecycle, self._owner)
         neighbours = topology.neighbours(self.rank) if method.pairwise else ()
-        self.exchanges = PairwiseExchanges(self.state, neighbours, builder, self.heartbeats)
-        self.effects = EffectHandler(self.state, self.groups, self.exchanges)
+        links = encoded = None
+        if codec is not None:
+            links = Links(codec, seed, self.rank)
+            encoded = EncodedMeans(self.groups, staging, partial(MeanLink, codec, seed + self.rank))
+        self.exchanges = PairwiseExchanges(self.state, neighbours, builder, self.heartbeats, links)
+        self.effects = EffectHandler(self.state, self.groups, self.exchanges, encoded)
         self.driver = Driver(self.state, self.effects)
         self._turns = itertools.cycle(self.everybody)
         self._heartbeat_thread = HeartbeatThread(self.heartbeats, self._poll)
