@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 from collections.abc import Sequence
 
+from gossamer import wire
 from gossamer.cli.options import add_run_options, named_methods
 from gossamer.errors import InputError
 from gossamer.methods import Source
@@ -122,6 +123,7 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
     add("--task", metavar="TEXT", help="what to train: the name of a task, or a Python file that defines one")
     for field in dataclasses.fields(TaskConfig):
         add(f"--{field.name}", metavar="X", help=field.metadata["help"])
+    add("--wire", choices=wire.names(), help="how models that are exchanged or averaged travel (default: float32)")
     add("--optimizer", metavar="TEXT", help="the optimizer; methods that need another one are not recommended")
     add("--batch", metavar="N", help="samples per mini-batch, for the recommended command")
     add("--parameters", metavar="N", help="number of parameters of the model, instead of a task")

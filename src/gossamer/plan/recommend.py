@@ -43,6 +43,10 @@ class Workload:
     options: Mapping[str, Any] = field(default_factory=dict)
     """Other options of ``gossamer train``, for the command."""
 
+    @property
+    def wire(self) -> str:
+        return str(self.options.get("wire", "float32"))
+
 
 @dataclass(frozen=True)
 class Plan:
@@ -121,6 +125,8 @@ class Plan:
     def command(self) -> str:
         winner, spec = self.winner, self.spec.with_workers(self.winner.workers)
         options: dict[str, Any] = {"task": self.job.task, **self.job.options, **winner.candidate.settings}
+        if not find(winner.candidate.method).sends_models:
+            options.pop("wire", None)
         arguments = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", _text(value))]
         if spec.nodes == 1:
             return shlex.join(["gossamer", "train", *arguments, "--workers", str(winner.workers)])
@@ -189,7 +195,8 @@ def make_plan(
     for count in workers or (spec.workers,):
         resized = spec.with_workers(count)
         num_runs = NUM_RUNS if count < MANY_WORKERS else NUM_RUNS_MANY_WORKERS
-        model = ClusterModel(resized, job.parameters, seed=seed, num_runs=1 if _is_deterministic(resized) else num_runs)
+        runs = 1 if _is_deterministic(resized) else num_runs
+        model = ClusterModel(resized, job.parameters, seed=seed, num_runs=runs, wire=job.wire)
         baselines[count] = predict(model, Candidate(BASELINE, "complete", {}))
         ddp[count] = ddp_step_s(model)
         for candidate in only or candidates(count, resized.nodes, methods, topologies):

@@ -27,7 +27,7 @@ from gossamer.report.formats import counted, size
 from gossamer.settings import from_values
 from gossamer.tasks import TaskConfig
 
-TRAIN_OPTIONS = (*(field.name for field in dataclasses.fields(TaskConfig)), "optimizer", "batch")
+TRAIN_OPTIONS = (*(field.name for field in dataclasses.fields(TaskConfig)), "optimizer", "batch", "wire")
 """Options that are passed on to the recommended command."""
 
 VERIFY_OPTIONS = ("task", *TRAIN_OPTIONS, "compute", "straggler")

@@ -62,13 +62,13 @@ def localsgd(model: ClusterModel, method: LocalSGD) -> Forecast:
     blocks = math.ceil(NUM_STEPS / period)
     compute = model.draw_compute(blocks * period) + model.update_s(0)
     slowest = compute.reshape(blocks, period, model.num_runs, model.workers).sum(axis=1).max(axis=-1).mean(axis=0)
-    comm = model.comm.time(MEAN, model.all_workers, model.model_bytes).after_pause(period * model.mean_compute_s)
+    comm = model.comm.time(MEAN, model.all_workers, model.sent_bytes).after_pause(period * model.mean_compute_s)
     no_comm_s = (slowest + model.update_s(1) - model.update_s(0)) / period
     return Forecast(
         step_s=no_comm_s + model.comm_s(comm) / period,
         no_comm_step_s=no_comm_s,
         dominant_comm=comm,
-        bytes_per_step=_allreduce_bytes(model.workers, model.model_bytes) / period,
+        bytes_per_step=_allreduce_bytes(model.workers, model.sent_bytes) / period,
         contraction=periodic_contraction(period),
         memory_vectors=1,
     )
@@ -114,7 +114,7 @@ class _GroupRound:
 
     def __init__(self, model: ClusterModel, groups: list[tuple[int, ...]]) -> None:
         shapes = group_shapes(groups, model.spec.per_node)
-        back_to_back = {shape: model.comm.time(MEAN, shape, model.model_bytes) for shape in dict.fromkeys(shapes)}
+        back_to_back = {shape: model.comm.time(MEAN, shape, model.sent_bytes) for shape in dict.fromkeys(shapes)}
         comm = {shape: time.after_pause(model.mean_compute_s - time.seconds) for shape, time in back_to_back.items()}
         self.comm_times = list(comm.values())
         sizes = [len(members) for members in groups]
@@ -123,7 +123,7 @@ class _GroupRound:
         self._sizes = np.array(sizes, dtype=np.int64)
         self._seconds = np.array([comm[shape].seconds for shape in shapes])
         self._spread = np.array([comm[shape].spread for shape in shapes])
-        self.bytes_per_worker = sum(2 * (size - 1) for size in sizes) * model.model_bytes / model.workers
+        self.bytes_per_worker = sum(2 * (size - 1) for size in sizes) * model.sent_bytes / model.workers
 
     def run(self, started: np.ndarray, noise: np.ndarray, with_comm: bool) -> tuple[np.ndarray, np.ndarray]:
         """Return when each worker has its group's mean, and how long its message is in flight."""
@@ -202,7 +202,7 @@ def divisible(model: ClusterModel, method: Divisible) -> Forecast:
 
 def lasgd(model: ClusterModel, method: LASGD) -> Forecast:
     period = method.period
-    comm = model.comm.time(MEAN, model.all_workers, model.model_bytes).after_pause(period * model.mean_compute_s)
+    comm = model.comm.time(MEAN, model.all_workers, model.sent_bytes).after_pause(period * model.mean_compute_s)
     local_s = model.compute_s.mean(axis=0) + model.update_s(2)
     # From one merge to the next: the steps of the slowest worker, then the average.
     cycle_s = period * local_s.max(axis=1) + comm.seconds
@@ -214,7 +214,7 @@ def lasgd(model: ClusterModel, method: LASGD) -> Forecast:
         step_s=step_s,
         no_comm_step_s=_mean_step_s(local_s),
         dominant_comm=comm,
-        bytes_per_step=_allreduce_bytes(model.workers, model.model_bytes) / steps_per_cycle,
+        bytes_per_step=_allreduce_bytes(model.workers, model.sent_bytes) / steps_per_cycle,
         contraction=periodic_contraction(steps_per_cycle, delay_steps),
         memory_vectors=3,
     )
@@ -233,7 +233,7 @@ def gossip(model: ClusterModel, method: Gossip | A2CiD2) -> Forecast:
         step_s=_mean_step_s(_slowed(model, local_s, in_flight_share)),
         no_comm_step_s=no_comm_s,
         dominant_comm=comm,
-        bytes_per_step=rate * model.model_bytes,
+        bytes_per_step=rate * model.sent_bytes,
         contraction=method.disagreement().contraction(rate / method.rate),
         memory_vectors=4 if isinstance(method, A2CiD2) else 3,
     )
@@ -254,8 +254,8 @@ def slowest_exchange(model: ClusterModel, topology: Topology) -> CommTime:
     rates = topology.rates()
     crossing = float(rates[nodes[:, 0] != nodes[:, 1]].sum() / rates.sum())
     if crossing:
-        return model.comm.time(EXCHANGE, GroupShape(2, 2, max(1, round(crossing * per_node))), model.model_bytes)
-    return model.comm.time(EXCHANGE, GroupShape(2, 1, max(1, per_node // 2)), model.model_bytes)
+        return model.comm.time(EXCHANGE, GroupShape(2, 2, max(1, round(crossing * per_node))), model.sent_bytes)
+    return model.comm.time(EXCHANGE, GroupShape(2, 1, max(1, per_node // 2)), model.sent_bytes)
 
 
 def _achieved_rate(rate: float, step_s: float, exchange_s: float, topology: Topology) -> float:

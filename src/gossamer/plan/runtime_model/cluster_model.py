@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from gossamer import wire
 from gossamer.plan.cluster_spec import ClusterSpec, GroupShape
 from gossamer.plan.runtime_model.comm_times import CommTime, CommTimes
 from gossamer.seeds import stream
@@ -43,6 +44,8 @@ class ClusterModel:
     parameters: int
     seed: int = 0
     num_runs: int = 8
+    wire: str = "float32"
+    """How models travel (``gossamer.wire``)."""
     comm: CommTimes = field(init=False)
 
     def __post_init__(self) -> None:
@@ -55,6 +58,11 @@ class ClusterModel:
     @property
     def model_bytes(self) -> int:
         return ELEMENT_BYTES * self.parameters
+
+    @cached_property
+    def sent_bytes(self) -> int:
+        """Bytes of the parameters as they travel."""
+        return wire.exchange_bytes(wire.find(self.wire), self.parameters, ELEMENT_BYTES)
 
     @property
     def all_workers(self) -> GroupShape:

@@ -16,6 +16,7 @@ import torch
 
 from gossamer.config import resolve
 from gossamer.hardware import HardwareConfig, Link
+from gossamer.methods import find
 from gossamer.plan.cluster_spec import EXCHANGE, GATHER, MEAN, ClusterSpec, GroupShape
 from gossamer.plan.runtime_model.closed_form import slowest_exchange
 from gossamer.plan.runtime_model.cluster_model import (
@@ -107,10 +108,11 @@ def virtual_cluster(
     spec = model.spec
     dim = min(model.parameters, MAX_PARAMETERS)
     hardware = hardware_config(spec)
+    wire = {"wire": model.wire} if find(method).sends_models else {}
     (run,) = resolve(
         {
             "task": "consensus", "dim": dim, "workers": model.workers, "nodes": hardware.nodes, "seed": model.seed,
-            "method": method, "topology": topology, **options,
+            "method": method, "topology": topology, **options, **wire,
         }
     )  # fmt: skip
 
@@ -164,7 +166,7 @@ def forecast(model: ClusterModel, method: str, topology: str, options: Mapping[s
     if own.pairwise:
         comm = slowest_exchange(model, own.topology)
     else:
-        comm = model.comm.time(MEAN, model.all_workers, model.model_bytes)
+        comm = model.comm.time(MEAN, model.all_workers, model.sent_bytes if own.sends_models else model.model_bytes)
     vectors = sum(row.numel() for row in cluster.workers[0].vectors.values()) / cluster.evaluator.flat.size
     # Besides its vectors: what arrives, and with a background part also a snapshot and a second copy of the weights;
     # gradients that travel need a flat copy.
