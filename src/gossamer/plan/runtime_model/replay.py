@@ -59,6 +59,9 @@ class MeasuredClock:
     def swap(self, now: float, a: int, b: int, size_bytes: int, done: OnDone) -> None:
         self._communicate(EXCHANGE, now, (a, b), size_bytes, done)
 
+    def shift(self, now: float, source: int, to: int, size_bytes: int, done: OnDone) -> None:
+        self._communicate(EXCHANGE, now, (source, to), size_bytes, done)
+
     def mean(self, now: float, members: tuple[int, ...], size_bytes: int, done: OnDone) -> None:
         self._communicate(MEAN, now, members, size_bytes, done)
 
@@ -93,6 +96,9 @@ class ScaledClock:
 
     def swap(self, now: float, a: int, b: int, size_bytes: int, done: OnDone) -> None:
         self.clock.swap(now, a, b, round(size_bytes * self.scale), done)
+
+    def shift(self, now: float, source: int, to: int, size_bytes: int, done: OnDone) -> None:
+        self.clock.shift(now, source, to, round(size_bytes * self.scale), done)
 
     def mean(self, now: float, members: tuple[int, ...], size_bytes: int, done: OnDone) -> None:
         self.clock.mean(now, members, round(size_bytes * self.scale), done)
