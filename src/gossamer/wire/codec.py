@@ -1,0 +1,142 @@
+"""The interface of a codec, and how codecs go through a vector."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Codec(Protocol):
+    """Encodes a vector as bytes, for a receiver that has a vector of its own nearby.
+
+    A codec keeps no state: ``Link`` and ``MeanLink`` remember how far apart workers were and pass it as ``reach``. Both
+    ends of a message have the same codec, length and floating-point dtype.
+    """
+
+    @property
+    def name(self) -> str:
+        """Its name, for people."""
+
+    @property
+    def block(self) -> int:
+        """Elements per block. ``reach`` and distances have one number for each block, the last block may be shorter."""
+
+    @property
+    def headroom(self) -> float:
+        """How many times farther apart than last time two workers may be and still decode each other's messages."""
+
+    def size_bytes(self, num_elements: int) -> int:
+        """Return the length of a message. It is a multiple of 8 and depends on nothing else."""
+
+    def first_reach(self, vector: Tensor) -> Tensor | None:
+        """Return the reach to try if nothing is known about the receiver; ``None``: send for any receiver."""
+
+    def encode(
+        self, vector: Tensor, reach: Tensor | None, seed: int, message: Tensor, lost: Tensor | None = None
+    ) -> None:
+        """Write ``vector`` into ``message``, a uint8 tensor of ``size_bytes``.
+
+        The receiver can decode it if no element of its own vector is farther than ``reach`` from ours. If ``reach`` is
+        ``None``, every receiver can. ``lost``, if given, receives ``vector`` minus the decoded values, on average zero.
+        ``seed`` decides how numbers are rounded. Elements that are not finite, or the whole blocks that they are in,
+        are decoded as not finite.
+        """
+
+    def decode(self, message: Tensor, reference: Tensor, out: Tensor, weight: float = 1.0) -> Tensor | None:
+        """Add ``weight`` times the decoded values to ``out``.
+
+        ``reference`` is the receiver's own vector. The decoded values do not depend on it. Return for each block a
+        bound on the distance between the sender's vector and ``reference``; ``None`` if the message cannot be decoded,
+        and then the content of ``out`` is undefined.
+        """
+
+
+BLOCK = 512
+"""Elements per block of our codecs."""
+
+SEGMENT = 1 << 16
+"""Elements that a CPU works on at a time: so few that intermediate results stay in a core's cache."""
+
+CUDA_SEGMENTS = 128
+"""Segments that a GPU works on at a time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A range of elements that is worked on at a time: whole segments, or the rest behind them."""
+
+    index: int
+    """The number of its first segment."""
+    start: int
+    stop: int
+
+    @property
+    def blocks(self) -> slice:
+        return slice(self.start // BLOCK, num_blocks(self.stop))
+
+    @property
+    def size(self) -> int:
+        """Number of elements, rounded up to whole blocks."""
+        return num_blocks(self.stop - self.start) * BLOCK
+
+    def of(self, vector: Tensor) -> Tensor:
+        """Return the elements, a view."""
+        return vector[self.start : self.stop]
+
+    def rows(self, vector: Tensor) -> Tensor:
+        """Return the elements with one block per row: a view, or a copy if the last block is to be filled with 0."""
+        elements, missing = self.of(vector), self.start + self.size - self.stop
+        if missing:
+            elements = torch.nn.functional.pad(elements, (0, missing))
+        return elements.view(-1, BLOCK)
+
+    def cut(self, rows: Tensor) -> Tensor:
+        """Return the elements of ``rows`` without what fills the last block, a view."""
+        return rows.view(-1)[: self.stop - self.start]
+
+
+def parts(vector: Tensor) -> Iterator[Part]:
+    """Yield the parts of a vector, in order."""
+    length, step = len(vector), SEGMENT if vector.device.type == "cpu" else SEGMENT * CUDA_SEGMENTS
+    whole = length - length % SEGMENT
+    for start in range(0, whole, step):
+        yield Part(start // SEGMENT, start, min(start + step, whole))
+    if whole < length:
+        yield Part(whole // SEGMENT, whole, length)
+
+
+class Buffers:
+    """Memory for intermediate results of one part at a time, one block per row."""
+
+    def __init__(self, vector: Tensor, *dtypes: torch.dtype) -> None:
+        size = max((part.size for part in parts(vector)), default=0)
+        self._memory = [torch.empty(size, dtype=dtype, device=vector.device) for dtype in dtypes]
+
+    def rows(self, part: Part) -> tuple[Tensor, ...]:
+        """Return the buffers, as long as ``part``."""
+        return tuple(each[: part.size].view(-1, BLOCK) for each in self._memory)
+
+
+def num_blocks(num_elements: int, block: int = BLOCK) -> int:
+    return -(-num_elements // block)
+
+
+def align(size_bytes: int) -> int:
+    """Round up to a multiple of 8, so that rows of a matrix of messages can be viewed as wider integers."""
+    return -(-size_bytes // 8) * 8
+
+
+def block_max(vector: Tensor, block: int = BLOCK) -> Tensor:
+    """Return max |element| of each block in float32; NaN where a block contains NaN."""
+    whole = len(vector) - len(vector) % block
+    found = [_max_of_rows(vector[:whole].view(-1, block))] if whole else []
+    found += [_max_of_rows(vector[whole:].view(1, -1))] if whole < len(vector) else []
+    return torch.cat(found) if found else torch.zeros(0, device=vector.device)
+
+
+def _max_of_rows(rows: Tensor) -> Tensor:
+    return torch.maximum(rows.amax(1), rows.amin(1).neg_()).float()
