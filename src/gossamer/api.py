@@ -9,6 +9,7 @@ from gossamer.config import AUTO, RunConfig, resolve
 from gossamer.errors import InputError, unknown
 from gossamer.methods import AnyMethod, Method, find
 from gossamer.methods import build as build_method
+from gossamer.methods.contract import is_encodable
 from gossamer.methods.loading import check_ready
 from gossamer.settings import from_values
 from gossamer.tasks import Task
@@ -173,8 +174,10 @@ def join(
     if isinstance(optimizer, LBFGS):
         raise InputError("LBFGS takes several gradients per step, workers exchange after one: take another optimizer")
     codec = find_codec(wire)
-    if codec is not None and not instance.sends_models:
-        raise InputError(f"wire is for models that travel, and {instance.name} sends gradients: leave it out")
+    if codec is not None and not is_encodable(instance):
+        raise InputError(
+            f"wire is for models that are exchanged or averaged, which {instance.name} does not do: leave it out"
+        )
     runtime = WorkerRuntime(model, optimizer, instance, graph, rank_info, seed, transport, codec=codec)
     swarm = Swarm(runtime)
     swarm.events.extend(events)

@@ -17,6 +17,7 @@ from gossamer import tasks, wire
 from gossamer.errors import InputError, MethodError, unknown
 from gossamer.hardware import HardwareConfig
 from gossamer.methods import METHODS, AnyMethod, Method, MethodConfig, Source, locate
+from gossamer.methods.contract import is_encodable
 from gossamer.methods.loading import build as build_method
 from gossamer.methods.loading import check_ready
 from gossamer.settings import Settings, from_values, option
@@ -214,10 +215,10 @@ def resolve(
         )
     if task is None:
         task = tasks.build(first.task, workers=topology.workers, seed=first.seed, config=task_config)
-    if (first.wire != RunConfig.wire or codec is not None) and not any(each.method.sends_models for each in sources):
+    if (first.wire != RunConfig.wire or codec is not None) and not any(is_encodable(each.method) for each in sources):
+        names = ", ".join(each.name for each in sources)
         raise InputError(
-            f"--wire is for models that travel, and {', '.join(each.name for each in sources)} sends gradients: "
-            "leave it out; divisible compresses gradients"
+            f"--wire is for models that are exchanged or averaged, which {names} does not do: leave it out"
         )
     runs = []
     for source in sources:
@@ -232,7 +233,7 @@ def resolve(
             topology=topology,
             make_optimizer=make_optimizer or partial(_optimizer, config),
             schedule=schedule or make_schedule(config.schedule, config.steps, config.lr_warmup),
-            codec=(codec or wire.find(config.wire)) if source.method.sends_models else None,
+            codec=(codec or wire.find(config.wire)) if is_encodable(source.method) else None,
             built_method=build_method(source.method, method_config, topology) if ready is None else ready,
             method_spec=source.spec,
         )
@@ -258,7 +259,7 @@ def _run_config(values: Mapping[str, Any], source: Source, task: Task, topology:
         lrs = {defaults.get("optimizer", RunConfig.optimizer): lrs}
     defaults["lr"] = lrs.get(optimizer, lrs.get(optimizer.removeprefix("accum"), optim.default_lr(optimizer)))
     merged = {**defaults, **values, "method": source.name, "optimizer": optimizer, "workers": topology.workers}
-    if not source.method.sends_models:
+    if not is_encodable(source.method):
         merged["wire"] = RunConfig.wire
     config = from_values(RunConfig, merged)
     if task.own_data and config.partition != RunConfig.partition:

@@ -45,6 +45,12 @@ def declared(method: Any, part: str) -> frozenset[type]:
     return getattr(generator, "yields", frozenset())
 
 
+def is_encodable(method: Any) -> bool:
+    """Return whether a method sends models in effects that a codec can encode (``gossamer.wire``)."""
+    effects = declared(method, "step") | declared(method, "background")
+    return bool(method.sends_models and effects & {Mean, Swap})
+
+
 def check_declaration(method: Any) -> None:
     """Raise ``MethodError`` if a method does not declare what the worlds need to know, or declares what none does."""
     name = getattr(method, "name", "") or type(method).__name__

@@ -11,6 +11,7 @@ from functools import cached_property
 from typing import Any
 
 from gossamer.methods import find
+from gossamer.methods.contract import is_encodable
 from gossamer.plan.cluster_spec import ClusterSpec
 from gossamer.plan.predict import Candidate, Prediction, candidates, ddp_step_s, predict
 from gossamer.plan.runtime_model.cluster_model import ClusterModel
@@ -125,7 +126,7 @@ class Plan:
     def command(self) -> str:
         winner, spec = self.winner, self.spec.with_workers(self.winner.workers)
         options: dict[str, Any] = {"task": self.job.task, **self.job.options, **winner.candidate.settings}
-        if not find(winner.candidate.method).sends_models:
+        if not is_encodable(find(winner.candidate.method)):
             options.pop("wire", None)
         arguments = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", _text(value))]
         if spec.nodes == 1:

@@ -17,6 +17,7 @@ import torch
 from gossamer.config import resolve
 from gossamer.hardware import HardwareConfig, Link
 from gossamer.methods import find
+from gossamer.methods.contract import is_encodable
 from gossamer.plan.cluster_spec import EXCHANGE, GATHER, MEAN, ClusterSpec, GroupShape
 from gossamer.plan.runtime_model.closed_form import slowest_exchange
 from gossamer.plan.runtime_model.cluster_model import (
@@ -114,7 +115,7 @@ def virtual_cluster(
     spec = model.spec
     dim = min(model.parameters, MAX_PARAMETERS)
     hardware = hardware_config(spec)
-    wire = {"wire": model.wire} if find(method).sends_models else {}
+    wire = {"wire": model.wire} if is_encodable(find(method)) else {}
     (run,) = resolve(
         {
             "task": "consensus", "dim": dim, "workers": model.workers, "nodes": hardware.nodes, "seed": model.seed,

@@ -8,7 +8,7 @@ is pending. The result is the same as if every operation had been executed at on
 executes the stages in ascending order::
 
     0         program   small operations y = keep · y + factor · v (``executor``), in the order of recording
-    1         batch     optimizer steps, means over all workers
+    1         batch     optimizer steps, means over all workers, messages that are encoded
     2         program
     …
     WAVE − 1  batch     gradients: the last stage of the first wave
@@ -56,6 +56,10 @@ PENDING_LIMIT = 1 << 14
 """Recorded operations that force a flush."""
 
 
+RowFunction = Callable[[list[torch.Tensor], list[torch.Tensor]], None]
+"""``function(vectors, outs)`` reads some rows and writes others."""
+
+
 class NotRecordable(Exception):
     """An operation on rows of different lengths, or on one that has become a tensor."""
 
@@ -95,6 +99,7 @@ class Tape:
         self._gradients: dict[int, Pending] = defaultdict(list)
         self._updates: dict[int, Pending] = defaultdict(list)
         self._means: dict[int, list[tuple[Matrix, Slot]]] = defaultdict(list)
+        self._functions: dict[int, list[Callable[[], None]]] = defaultdict(list)
         self._first_stage = 0
         """All earlier stages have been executed."""
         self._num_pending = 0
@@ -198,6 +203,29 @@ class Tape:
             slot.writable = max(slot.writable, stage + 1)
         self._means[stage].append((matrix, out))
 
+    def record(self, function: RowFunction, vectors: list[Any]) -> list[Any]:
+        """Record ``function(vectors, outs)``, which writes one new row for each of ``vectors``; return these rows.
+
+        It is computed at once if some vector is not a row on the tape.
+        """
+        if not all(isinstance(row, Row) and row.detached is None for row in vectors):
+            tensors = [dense(vector) for vector in vectors]
+            outs: list[Any] = [torch.empty_like(tensor) for tensor in tensors]
+            function(tensors, outs)
+            return outs
+        outs = [row.temporary() for row in vectors]
+        reads, writes = [row.slot for row in vectors], [row.slot for row in outs]
+        ready = max(self._first_stage, *(slot.readable for slot in reads), *(slot.writable for slot in writes))
+        for slot in reads:
+            slot.writable = max(slot.writable, ready + 2)
+        for slot in writes:
+            slot.readable = slot.writable = ready + 2
+        self._num_pending += 1
+        self._functions[ready + 1].append(
+            lambda: function([slot.data for slot in reads], [slot.data for slot in writes])
+        )
+        return outs
+
     def gradient(self, row: Row, mini_batch: int) -> None:
         """Record that the parameters in ``row`` are replaced by the gradient there."""
         slot = row.slot
@@ -240,7 +268,9 @@ class Tape:
         stages += [(stage, partial(self.run_gradients, Batch(pending))) for stage, pending in self._gradients.items()]
         stages += [(stage, partial(self.run_updates, Batch(pending))) for stage, pending in self._updates.items()]
         stages += [(stage, partial(_run_means, means)) for stage, means in self._means.items()]
-        for by_stage in (*(pool.programs for pool in pools), self._gradients, self._updates, self._means):
+        stages += [(stage, partial(_run_all, functions)) for stage, functions in self._functions.items()]
+        batches = (self._gradients, self._updates, self._means, self._functions)
+        for by_stage in (*(pool.programs for pool in pools), *batches):
             by_stage.clear()
         self._num_pending = 0
         self._first_stage = (max(stage for stage, _ in stages) | WAVE - 1) + 1
@@ -254,6 +284,11 @@ def _combine_now(sums: Sequence[Sum]) -> None:
             operations += (dense(vector), dense(term), keep, factor)
             keep = 1.0
     TorchExecutor().run(operations)
+
+
+def _run_all(functions: list[Callable[[], None]]) -> None:
+    for function in functions:
+        function()
 
 
 def _run_means(means: list[tuple[Matrix, Slot]]) -> None:

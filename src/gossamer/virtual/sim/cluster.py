@@ -28,6 +28,7 @@ from gossamer.seeds import stream
 from gossamer.tasks import worker_batches
 from gossamer.virtual.compute.evaluator import Evaluator
 from gossamer.virtual.sim.clock import Clock, HardwareClock, IdealClock
+from gossamer.virtual.sim.encoding import Encoding
 from gossamer.virtual.sim.event_queue import GRADIENT_BEGIN, GRADIENT_END, OBSERVE, EventQueue
 from gossamer.virtual.sim.lifecycle import Lifecycle
 from gossamer.virtual.sim.method_driver import MethodDriver
@@ -67,6 +68,7 @@ class Cluster:
             self.tape,
             recorder,
             edge_rng=stream(c.seed, "edges") if c.clock == "ideal" else None,
+            encoding=Encoding(run.codec, c.seed, c.workers, self.tape) if run.codec is not None else None,
             update=self._update,
             on_step_end=self._on_step_end,
         )
@@ -177,6 +179,8 @@ class Cluster:
     def finish(self) -> None:
         """End training: background parts stop, and the method's ``finish`` applies what is in flight."""
         self._finishing = True
+        # What is averaged at the end is averaged exactly.
+        self.exchanges.encoding = None
         self.driver.end_training()
         if self.method.finish is None:
             return

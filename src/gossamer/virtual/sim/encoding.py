@@ -40,7 +40,7 @@ class Encoding:
         links = self._links[one].to(other), self._links[other].to(one)
 
         def run(vectors: list[Tensor], outs: list[Tensor]) -> None:
-            wire.exchange(*links, (vectors[0], vectors[1]), (outs[0], outs[1]))
+            wire.exchange(links, (vectors[0], vectors[1]), (outs[0], outs[1]))
 
         answers = self.tape.record(run, [sent, others])
         return answers[0], answers[1]

@@ -14,6 +14,7 @@ from gossamer.virtual.compute.rows import Temporary, copy_of
 from gossamer.virtual.compute.tape import Tape
 from gossamer.virtual.compute.tensor_like import dense
 from gossamer.virtual.sim.clock import Clock
+from gossamer.virtual.sim.encoding import Encoding
 from gossamer.virtual.sim.event_queue import MESSAGE, EventQueue
 from gossamer.virtual.sim.messages import Collective, check_content, check_fits, size_bytes
 from gossamer.virtual.sim.rendezvous import OnAnswer, Rendezvous, RendezvousTable
@@ -35,8 +36,10 @@ class SimulatedExchanges:
         tape: Tape,
         recorder: Recorder | None,
         method: str,
+        encoding: Encoding | None,
     ) -> None:
-        """``method``: the name of the method, for errors."""
+        """``method``: the name of the method, for errors. ``encoding``: how models travel; None: as they are."""
+        self.encoding = encoding
         self.queue, self.clock, self.tape, self.recorder, self.method = queue, clock, tape, recorder, method
         self.rendezvous = RendezvousTable(workers, self._make_rendezvous, method)
         self.count = 0
@@ -61,6 +64,8 @@ class SimulatedExchanges:
         if size != theirs.vector.nbytes or vector.dtype != theirs.vector.dtype or swap.scalars or theirs.scalars:
             check_fits(self.method, rank, swap, peer, theirs)
             size = size_bytes(swap)
+        if self.encoding is not None:
+            size += self.encoding.swap_bytes(vector) - vector.nbytes
         worker.bytes_sent += size
         their_worker.bytes_sent += size
         began = self.queue.now
@@ -79,7 +84,12 @@ class SimulatedExchanges:
         if self.recorder is not None:
             self.recorder.exchanged((a, b), began, now, size)
         # Both before the first answer: a worker that has its answer may write to what it sent.
-        to_one, to_two = _swapped(sent_two), _swapped(sent_one)
+        if self.encoding is None:
+            to_one, to_two = copy_of(sent_two.vector), copy_of(sent_one.vector)
+        else:
+            to_one, to_two = self.encoding.swap(a, sent_one.vector, b, sent_two.vector)
+        if sent_one.scalars:
+            to_one, to_two = (to_one, tuple(sent_two.scalars)), (to_two, tuple(sent_one.scalars))
         answer_one(to_one)
         answer_two(to_two)
 
@@ -104,17 +114,22 @@ class SimulatedExchanges:
     def run_collective(self, contributions: list[Contribution]) -> None:
         """Compute the mean or the gather of those who arrived, and answer when the network is done."""
         members = tuple(worker.rank for worker, _, _ in contributions)
-        answer: Any
+        size = size_bytes(contributions[0][1])
         if isinstance(contributions[0][1], Mean):
-            answer, transfer = self._mean([effect for _, effect, _ in contributions]), self.clock.mean
+            means = [effect for _, effect, _ in contributions if isinstance(effect, Mean)]
+            answers, transfer = self._means(members, means), self.clock.mean
             share = 2 * (len(members) - 1) / len(members)
+            if self.encoding is not None and len(members) > 1:
+                vector = means[0].vector
+                size += round(self.encoding.mean_bytes(vector, len(members)) / share) - vector.nbytes
         else:
             tensors = [effect.tensors for _, effect, _ in contributions if isinstance(effect, Gather)]
-            answer, transfer = [tuple(dense(tensor).clone() for tensor in each) for each in tensors], self.clock.gather
+            gathered = [tuple(dense(tensor).clone() for tensor in each) for each in tensors]
+            answers, transfer = [gathered] * len(members), self.clock.gather
             share = len(members) - 1
-        size, began = size_bytes(contributions[0][1]), self.queue.now
+        began = self.queue.now
         if len(members) == 1:
-            self.queue.schedule(began, MESSAGE, self._answer, contributions, answer)
+            self.queue.schedule(began, MESSAGE, self._answer, contributions, answers)
             return
         sent_bytes = round(share * size)
         for worker, _, _ in contributions:
@@ -125,23 +140,28 @@ class SimulatedExchanges:
         def done(now: float) -> None:
             if self.recorder is not None:
                 self.recorder.exchanged(members, began, now, sent_bytes)
-            self.queue.schedule(now, MESSAGE, self._answer, contributions, answer)
+            self.queue.schedule(now, MESSAGE, self._answer, contributions, answers)
 
         transfer(began, members, size, done)
 
-    def _mean(self, effects: list[Any]) -> Any:
+    def _means(self, ranks: tuple[int, ...], effects: list[Mean]) -> list[Any]:
+        """Return the answer of each member of a mean."""
         vectors, weights = [mean.vector for mean in effects], [mean.weight for mean in effects]
-        is_weighted = any(weight != 1.0 for weight in weights)
-        mean = self.tape.mean(vectors, weights if is_weighted else None)
+        if self.encoding is not None and len(ranks) > 1:
+            means = self.encoding.mean(ranks, effects)
+        else:
+            is_weighted = any(weight != 1.0 for weight in weights)
+            means = [self.tape.mean(vectors, weights if is_weighted else None)] * len(ranks)
         if not effects[0].scalars:
-            return mean
+            return means
         total = sum(weights) or 1.0
         columns = zip(*(mean.scalars for mean in effects), strict=True)
-        return mean, tuple(sum(w * s for w, s in zip(weights, column, strict=True)) / total for column in columns)
+        scalars = tuple(sum(w * s for w, s in zip(weights, column, strict=True)) / total for column in columns)
+        return [(mean, scalars) for mean in means]
 
     @staticmethod
-    def _answer(now: float, contributions: list[Contribution], answer: Any) -> None:
-        for worker, _, on_answer in contributions:
+    def _answer(now: float, contributions: list[Contribution], answers: list[Any]) -> None:
+        for (worker, _, on_answer), answer in zip(contributions, answers, strict=True):
             if worker.alive:
                 on_answer(answer)
 
@@ -157,9 +177,3 @@ class _Collective(Rendezvous):
 
     def complete(self) -> None:
         self.exchanges.run_collective([self.arrived[rank] for rank in sorted(self.arrived)])
-
-
-def _swapped(swap: Swap) -> Any:
-    """Return the answer that the peer gets."""
-    vector = copy_of(swap.vector)
-    return (vector, tuple(swap.scalars)) if swap.scalars else vector

@@ -101,6 +101,8 @@ class Lifecycle:
         self.joining = [pair for pair in self.joining if pair[1] is not peer]
 
     def _copy_state(self, worker: VirtualWorker, peer: VirtualWorker) -> None:
+        if self.driver.exchanges.encoding is not None:
+            self.driver.exchanges.encoding.forget(worker.rank)
         worker.x.copy_(peer.x)
         worker.scalars = {name: peer.scalars[name] for name in self.method.shared if name in peer.scalars}
         for row in worker.vectors.values():

@@ -16,6 +16,7 @@ from gossamer.recording import Recorder
 from gossamer.virtual.compute.tape import Tape
 from gossamer.virtual.sim.clock import Clock
 from gossamer.virtual.sim.deadlocks import DeadlockDetector
+from gossamer.virtual.sim.encoding import Encoding
 from gossamer.virtual.sim.event_queue import MESSAGE, EventQueue
 from gossamer.virtual.sim.exchanges import SimulatedExchanges
 from gossamer.virtual.sim.messages import Collective, check_content
@@ -38,17 +39,19 @@ class MethodDriver:
         tape: Tape,
         recorder: Recorder | None,
         edge_rng: np.random.Generator | None,
+        encoding: Encoding | None,
         update: OnWorker,
         on_step_end: OnWorker,
     ) -> None:
         """``edge_rng``: for the edges' Poisson processes of the ideal clock; None on the hardware clock.
 
+        ``encoding``: how models travel; None: as they are.
         ``update(worker)`` takes an optimizer step, ``on_step_end(worker)`` is called when a method's step is over.
         """
         self.method, self.workers, self.queue, self.tape, self.recorder = method, workers, queue, tape, recorder
         self.update, self.on_step_end = update, on_step_end
         self._declared = {part: declared(method, part) for part in PARTS}
-        self.exchanges = SimulatedExchanges(workers, queue, clock, tape, recorder, method.name)
+        self.exchanges = SimulatedExchanges(workers, queue, clock, tape, recorder, method.name, encoding)
         self.deadlocks = DeadlockDetector(workers, method.name)
         topology = workers[0].topology
         self.pairing = (
