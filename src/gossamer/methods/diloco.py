@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class DiLoCoConfig(MethodConfig):
-    period: int = option(20, "local steps between two averagings of a fragment (H)", minimum=1)
+    period: int = option(10, "local steps between two averagings of a fragment (H)", minimum=1)
     outer_lr: float = option(0.7, "learning rate of the outer optimizer", above=0)
     outer_momentum: float = option(0.5, "Nesterov momentum of the outer optimizer", minimum=0, maximum=1)
     fragments: int = option(1, "parts of the model that are averaged at different steps", minimum=1)

@@ -71,7 +71,7 @@ class NoLoCo(Method):
     @yields(WaitSteps, Pair, Swap)
     def background(self, worker: Worker) -> MethodGenerator:
         while True:
-            yield WaitSteps(self.config.period)
+            yield WaitSteps(self.steps_until_ready(worker))
             peer = yield Pair(math.inf)
             message = self.write_message(worker)
             received = yield Swap(message, peer)
@@ -79,6 +79,12 @@ class NoLoCo(Method):
                 self.outer_step(worker, message, received)
             # Free the memory while the worker trains.
             del received
+
+    def steps_until_ready(self, worker: Worker) -> int:
+        """Return H, up to a quarter more or less: workers of one speed would otherwise form the same pairs for ever."""
+        period = self.config.period
+        spread = max(1, period // 4)
+        return period - spread + int(worker.rng.integers(2 * spread + 1))
 
     def write_message(self, worker: Worker) -> Tensor:
         """Return (a, Δ) in one vector."""
