@@ -8,6 +8,7 @@ from any_order_world import AnyOrderWorld
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from gossamer.errors import InputError
 from gossamer.methods.noloco import NoLoCo, NoLoCoConfig
 from gossamer.topology import build
 from gossamer.virtual.sim.cluster import Cluster
@@ -31,9 +32,9 @@ SETTINGS = st.fixed_dictionaries(
         "period": st.integers(1, 4),
         "outer_lr": st.sampled_from([0.3, 0.7, 1.0]),
         "outer_momentum": st.sampled_from([0.0, 0.5, 0.9]),
-        "anchor_pull": st.sampled_from([0.0, 0.5, 1.0]),
+        "anchor_pull": st.sampled_from([0.0, 0.5, 1.0, 1.9]),
     }
-)
+).map(lambda values: {**values, "anchor_pull": values["anchor_pull"] * (1 - values["outer_momentum"] ** 2)})
 
 
 def close(one, other, tolerance=1e-9):
@@ -80,8 +81,8 @@ def test_workers_do_take_outer_steps_in_the_world_of_any_order():
     assert world.num_exchanges >= 10
 
 
-def recursion(run, outer_lr, outer_momentum, pull):
-    """Two workers that take their outer steps together every ``period`` steps; x after each step."""
+def recursion(run, outer_steps, outer_lr, outer_momentum, pull):
+    """Two workers that take outer steps after these numbers of steps; x after each step."""
     model, batches = fresh_model(run), batches_of(run)
     parameters = [torch.nn.Parameter(flat(model).clone()) for _ in range(2)]
     optimizers = [SGD([parameter]) for parameter in parameters]
@@ -93,7 +94,7 @@ def recursion(run, outer_lr, outer_momentum, pull):
             parameters[i].grad = gradient_at(run, model, x[i], batches[i].take(t - 1))
             optimizers[i].step()
         yield [row.clone() for row in x]
-        if t % run.method_config.period == 0:
+        if t in outer_steps:
             outer_gradient = sum(a - row for a, row in zip(anchors, x, strict=True)) / 2
             middle = sum(anchors) / 2
             for i in range(2):
@@ -102,16 +103,26 @@ def recursion(run, outer_lr, outer_momentum, pull):
                 x[i].copy_(anchors[i])
 
 
-def test_two_workers_in_step_are_the_recursion():
+def test_two_workers_of_one_speed_are_the_recursion(monkeypatch):
+    outer_steps, original = [], NoLoCo.outer_step
+
+    def outer_step(self, worker, sent, received):
+        outer_steps.append(worker.step)
+        original(self, worker, sent, received)
+
+    monkeypatch.setattr(NoLoCo, "outer_step", outer_step)
     options = {"outer_lr": 0.6, "outer_momentum": 0.8, "anchor_pull": 0.4}
     run = make_precise_run(
-        task="digits", workers=2, batch=8, steps=14, method="noloco", period=4, partition="by-class", **INSTANT, **options
+        task="digits", workers=2, batch=8, steps=16, method="noloco", period=4, partition="by-class", **INSTANT,
+        **options,
     )  # fmt: skip
     got, _ = trajectory(run)
-    for t, rows in enumerate(recursion(run, *options.values())):
+    assert len(got) == 32
+    assert outer_steps[::2] == outer_steps[1::2]
+    assert len(outer_steps) >= 6
+    for t, rows in enumerate(recursion(run, set(outer_steps), *options.values())):
         for rank, row in enumerate(rows):
             close(got[t, rank], row)
-    assert len(got) == 28
 
 
 def test_a_worker_that_finds_no_peer_is_plain_training():
@@ -119,21 +130,47 @@ def test_a_worker_that_finds_no_peer_is_plain_training():
     close(simulate(run).model, flat(train_alone(run, SGD, steps=9)))
 
 
-@pytest.mark.parametrize("pull", [0.0, 0.5])
-def test_the_pull_brings_anchors_together(pull):
+def consensus_left(**options):
+    """The share of the anchors' initial distance that 150 outer steps leave."""
     run = make_run(
-        task="consensus", dim=6, workers=8, topology="ring", method="noloco", period=1, steps=60, anchor_pull=pull,
-        compute="constant:1s", link="inf",
+        task="consensus", dim=6, method="noloco", period=1, steps=150, compute="constant:1s", link="inf", **options
     )  # fmt: skip
     result = simulate(run)
-    left = result.final.consensus / result.history[0].consensus
-    assert (left < 1e-3) if pull else left == pytest.approx(1.0)
+    return result.final.consensus / result.history[0].consensus
+
+
+@pytest.mark.parametrize("topology", ["complete", "ring"])
+@pytest.mark.parametrize("momentum", [0.0, 0.5, 0.9])
+def test_the_default_pull_brings_anchors_together(topology, momentum):
+    assert consensus_left(topology=topology, workers=10, outer_momentum=momentum) < 0.05
+
+
+def test_without_a_pull_anchors_stay_apart():
+    assert consensus_left(topology="complete", workers=10, anchor_pull=0.0) == pytest.approx(1.0)
+
+
+def test_workers_of_one_speed_do_not_form_the_same_pairs_for_ever(monkeypatch):
+    """The tests above would notice."""
+    monkeypatch.setattr(NoLoCo, "steps_until_ready", lambda self, worker: self.config.period)
+    assert consensus_left(topology="complete", workers=10) > 0.3
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"outer_momentum": 0.9, "anchor_pull": 0.5}, "--anchor-pull is 0.5: anchors diverge unless it is less than 0.38"),
+        ({"anchor_pull": -0.5}, "--anchor-pull is -0.5: expected 0 or more, or -1"),
+    ],
+)  # fmt: skip
+def test_settings_that_do_not_fit_are_refused(values, message):
+    with pytest.raises(InputError, match=message):
+        NoLoCoConfig(**values)
 
 
 def test_a_worker_that_joins_anchors_at_the_model_it_has_taken_over():
     run = make_run(
-        task="quadratic", dim=4, workers=4, method="noloco", period=2, fail="2@6.5", join="2@12.5", compute="constant:1s",
-        link="inf", steps=30,
+        task="quadratic", dim=4, workers=4, method="noloco", period=2, fail="2@6.5", join="2@12.5", steps=30,
+        compute="constant:1s", link="inf",
     )  # fmt: skip
     cluster = Cluster(run)
     cluster.run_until(12.5)

@@ -1,6 +1,5 @@
 """SGP: what push-sum keeps whoever is gone, and runs against their recursion written out."""
 
-import random
 from functools import partial
 
 import pytest
@@ -9,7 +8,7 @@ from any_order_world import AnyOrderWorld, Peer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.effects import Shift, Shifted, Start, Ticket, Update, Wait
+from gossamer.effects import Shifted, Start, Ticket, Update, Wait
 from gossamer.errors import InputError
 from gossamer.methods.sgp import SGP, SGPConfig
 from gossamer.topology import build

@@ -16,19 +16,21 @@ f·H/F steps after the first one, so that F times fewer bytes travel at once. Wi
 average is in flight: it is started at step t and applied by all workers at exactly t + τ, after that step's Update.
 The anchor and v of the fragment change as above, and x_i has moved on meanwhile:
 
-    merge = mix:             x_i = α x_i + (1 − α) a           α = alpha, ½ with a delay and 0 without one
     merge = displacement:    x_i += a − s_i                    s_i: what the worker sent; no inner step is lost
+    merge = mix:             x_i = α x_i + (1 − α) a           as published; α = alpha, ½ with a delay and 0 without
 
 What travels: one all-reduce of the parameters every ``period`` steps, ``2(n−1)/n · 4P / H`` bytes sent per worker and
 step in float32, as in local SGD; ``2(n−1)/n · 4P / F`` at once. Extra memory: the anchor, v, the mean of a fragment,
 and with a delay a copy of the parameters.
 
 Defaults: the published η = 0.7 goes with μ = 0.9, which adds up ten outer steps: a run of a dozen ends behind local
-SGD. The default is μ = 0.5, which does not lose there; use μ = 0.9 for a run of hundreds of outer steps.
+SGD. μ = 0.5 does not lose there; use 0.9 for a run of hundreds of outer steps. The published mix keeps half of the
+distance between the workers at every merge, and loses to a displacement in short runs and where workers have different
+data.
 
 References: Douillard et al., "DiLoCo: Distributed Low-Communication Training of Language Models", 2023, and "Streaming
-DiLoCo with overlapping communication", 2025. Deviations: fragments are contiguous, not every F-th layer; ``merge =
-displacement`` is ours; a fragment in flight when the membership changes is skipped, and is due again H steps later.
+DiLoCo with overlapping communication", 2025. Deviations: fragments are contiguous, not every F-th layer;
+displacements are ours; a fragment in flight when the membership changes is skipped, and is due again H steps later.
 """
 
 from __future__ import annotations
@@ -57,9 +59,7 @@ class DiLoCoConfig(MethodConfig):
     outer_momentum: float = option(0.5, "Nesterov momentum of the outer optimizer", minimum=0, maximum=1)
     fragments: int = option(1, "parts of the model that are averaged at different steps", minimum=1)
     delay: int = option(0, "steps after which the average of a fragment is applied", minimum=0)
-    merge: str = option(
-        "mix", "how the average of a fragment is applied after a delay", choices=("mix", "displacement")
-    )
+    merge: str = option("displacement", "how an average is applied after its delay", choices=("displacement", "mix"))
     alpha: float = option(-1.0, "share of the local model that mix keeps; -1: 0.5 with a delay, else 0", maximum=1)
 
     def __post_init__(self) -> None:
@@ -79,7 +79,7 @@ class DiLoCo(Method):
     shared: ClassVar[tuple[str, ...]] = ("anchor", "outer_momentum", "outer_steps")
     uses_topology = False
     gives_up = ("mean",)
-    planned_options = ({"period": 20}, {"period": 50}, {"period": 20, "fragments": 4, "delay": 2})
+    planned_options = ({"period": 10}, {"period": 50}, {"period": 50, "fragments": 4, "delay": 5})
 
     def __init__(self, config: DiLoCoConfig, topology: Topology) -> None:
         super().__init__(config, topology)

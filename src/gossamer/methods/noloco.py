@@ -20,8 +20,10 @@ exchanges later; without any peer this is plain training.
 What travels: two vectors of parameters each way per outer step, ``8P / H`` bytes sent per worker and step in float32.
 Extra memory: the anchor, δ, the message of length 2P, and one buffer for the peer's.
 
-Defaults: β = 0.7 and μ = 0.5. μ and γ go together: a pull of γ is felt γ/(1−μ) times in all, so γ = ½ lets the anchors
-of a pair meet, in the end.
+Defaults: β = 0.7 and μ = 0.5, as DiLoCo's here. The pull needs care, since momentum repeats it: on a complete graph of
+many workers the anchors' distance stays bounded only if γ < 2(1 − μ²). Half of that is the default; it is best on a
+complete graph without momentum, and sparse graphs want no less. H varies by up to a quarter from one outer step to the
+next (``worker.rng``): workers of the same speed would otherwise form the same pairs for ever.
 
 Reference: Kolehmainen et al., "NoLoCo: No-all-reduce Low Communication Training Method for Large Models", 2025. Only
 its abstract was available: this is our formulation.
@@ -34,6 +36,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from gossamer.effects import MethodGenerator, Pair, Swap, WaitSteps, yields
+from gossamer.errors import InputError
 from gossamer.methods.method import Method, MethodConfig
 from gossamer.settings import option
 from gossamer.topology import Topology
@@ -46,10 +49,21 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True)
 class NoLoCoConfig(MethodConfig):
-    period: int = option(16, "local steps between two outer steps (H)", minimum=1)
+    period: int = option(4, "local steps between two outer steps (H)", minimum=1)
     outer_lr: float = option(0.7, "learning rate of the outer optimizer (β)", above=0)
-    outer_momentum: float = option(0.5, "momentum of the outer optimizer (μ)", minimum=0, maximum=1)
-    anchor_pull: float = option(0.5, "share of its distance to the pair's mean that an anchor moves (γ)", minimum=0)
+    outer_momentum: float = option(0.5, "momentum of the outer optimizer (μ)", minimum=0, maximum=0.99)
+    anchor_pull: float = option(-1.0, "pull of an anchor to the mean of its pair's (γ); -1: 1 − μ²")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        limit = 2 * (1 - self.outer_momentum**2)
+        if self.anchor_pull < 0 and self.anchor_pull != -1:
+            raise InputError(f"--anchor-pull is {self.anchor_pull}: expected 0 or more, or -1 for 1 − μ²")
+        if self.anchor_pull >= limit:
+            raise InputError(
+                f"--anchor-pull is {self.anchor_pull}: anchors diverge unless it is less than {limit:g}, which is "
+                f"2(1 − μ²) at --outer-momentum {self.outer_momentum}; expected about half of that"
+            )
 
 
 class NoLoCo(Method):
@@ -59,11 +73,12 @@ class NoLoCo(Method):
     summary = "local steps, every few an outer step with one neighbour; no worker waits (Kolehmainen et al. 2025)"
     Config: ClassVar[type[MethodConfig]] = NoLoCoConfig
     gives_up = ("mean",)
-    planned_options = ({"period": 16}, {"period": 50})
+    planned_options = ({"period": 4}, {"period": 16})
 
     def __init__(self, config: NoLoCoConfig, topology: Topology) -> None:
         super().__init__(config, topology)
         self.config = config
+        self.pull = config.anchor_pull if config.anchor_pull >= 0 else 1 - config.outer_momentum**2
 
     def begin(self, worker: Worker) -> None:
         worker.vector("anchor").copy_(worker.x)
@@ -99,7 +114,7 @@ class NoLoCo(Method):
         size, c = len(worker.x), self.config
         delta, peer_anchor, peer_delta = sent[size:], received[:size], received[size:]
         anchor, momentum = worker.vector("anchor"), worker.vector("outer_momentum")
-        lr, pull = c.outer_lr / 2, c.anchor_pull / 2
+        lr, pull = c.outer_lr / 2, self.pull / 2
         combine(
             (momentum, c.outer_momentum, ((-lr, delta), (-lr, peer_delta), (-pull, anchor), (pull, peer_anchor))),
             (anchor, 1.0, ((1.0, momentum),)),
