@@ -23,7 +23,7 @@ Extra memory: the anchor, δ, the message of length 2P, and one buffer for the p
 Defaults: β = 0.7 and μ = 0.5, as DiLoCo's here. The pull needs care, since momentum repeats it: on a complete graph of
 many workers the anchors' distance stays bounded only if γ < 2(1 − μ²). Half of that is the default; it is best on a
 complete graph without momentum, and sparse graphs want no less. H varies by up to a quarter from one outer step to the
-next (``worker.rng``): workers of the same speed would otherwise form the same pairs for ever.
+next (``worker.rng``): workers of the same speed would otherwise form the same pairs again and again.
 
 Reference: Kolehmainen et al., "NoLoCo: No-all-reduce Low Communication Training Method for Large Models", 2025. Only
 its abstract was available: this is our formulation.
@@ -96,7 +96,7 @@ class NoLoCo(Method):
             del received
 
     def steps_until_ready(self, worker: Worker) -> int:
-        """Return H, up to a quarter more or less: workers of one speed would otherwise form the same pairs for ever."""
+        """Return H, up to a quarter more or less, so that pairs change."""
         period = self.config.period
         spread = max(1, period // 4)
         return period - spread + int(worker.rng.integers(2 * spread + 1))

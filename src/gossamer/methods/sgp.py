@@ -11,9 +11,9 @@ The code keeps the model itself in ``worker.x``, sends it with the weight w_i/2,
 kept and what arrives, which is the same. Nothing changes ``x`` while it is in flight, so no snapshot is needed.
 
 ``Σ_i w_i z_i`` moves only by the workers' updates and ``Σ_i w_i`` not at all, what is in flight included. As long as
-everybody receives one message per step, all weights are 1 and z is the plain average. If a worker is gone, whoever
-would send to it keeps that half, and whoever would receive from it gets nothing: weights differ from then on, and the
-weighted mean is still kept. A worker that joins begins with weight 1.
+every worker receives one message per step, all weights are 1 and z is the plain average. If a worker is gone, the one
+that would send to it keeps that half, and the one that would receive from it gets nothing: weights differ from then on,
+and the weighted mean is still kept. A worker that joins begins with weight 1.
 
 Who sends to whom in step t (``graph``), with n workers:
 
