@@ -17,6 +17,7 @@ from gossamer import tasks
 from gossamer.errors import InputError, unknown
 from gossamer.hardware import HardwareConfig
 from gossamer.methods import METHODS, Method, MethodConfig, find
+from gossamer.methods import build as build_method
 from gossamer.settings import Settings, from_values, option
 from gossamer.tasks import Task, TaskConfig
 from gossamer.topology import Topology, build
@@ -90,7 +91,7 @@ class Run:
     """Step number → factor on the learning rate."""
 
     def method(self) -> Method:
-        return find(self.config.method)(self.method_config, self.topology)
+        return build_method(find(self.config.method), self.method_config, self.topology)
 
     def values(self) -> dict[str, Any]:
         """Return all settings by name, as in a configuration file."""
@@ -208,6 +209,9 @@ def _run_config(values: Mapping[str, Any], method: type[Method], task: Task, top
 
     defaults = dict(task.defaults)
     lrs = defaults.pop("lr", {})
+    if getattr(from_values(method.Config, values), "quasi_global", 0.0) > 0:
+        # It takes the place of the optimizer's own momentum.
+        defaults["momentum"] = 0.0
     if method.preferred_optimizer:
         defaults["optimizer"] = method.preferred_optimizer
     optimizer = str(values.get("optimizer", defaults.get("optimizer", RunConfig.optimizer))).lower()
