@@ -13,7 +13,9 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.config import Run, resolve
+from gossamer.effects import Update, yields
 from gossamer.methods import METHODS
+from gossamer.methods.contract import declared
 from gossamer.tasks import Batches, Task, partition
 from gossamer.virtual.sim.cluster import Cluster
 from gossamer.virtual.simulation import SimulationResult, simulate
@@ -101,8 +103,12 @@ def each_step(name: str, seen: Callable[[Any], None]) -> Iterator[None]:
     """Call ``seen(worker)`` at the end of every step that a worker makes with method ``name``."""
     original = METHODS[name].step
 
+    @yields(*declared(METHODS[name], "step"))
     def step(self: Any, worker: Any) -> Any:
-        yield from original(self, worker)
+        if original is None:
+            yield Update()
+        else:
+            yield from original(self, worker)
         seen(worker)
 
     with mock.patch.object(METHODS[name], "step", step):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.effects import Gather, Mean, Pair, Start, Swap, Ticket, Update, Wait, WaitSteps
+from gossamer.effects import Gather, Mean, MethodGenerator, Pair, Start, Swap, Ticket, Update, Wait, WaitSteps
 from gossamer.methods import Method
 from gossamer.topology import Topology
 
@@ -90,7 +90,9 @@ class AnyOrderWorld:
         self.ending = False
         """Messages in flight still arrive, but background parts start nothing new."""
         for worker in self.workers:
-            self.resume(Coroutine(worker, method.background(worker), lambda: None), None)
+            method.begin(worker)
+            if method.background is not None:
+                self.resume(Coroutine(worker, method.background(worker), lambda: None), None)
 
     def draw(self, dim: int) -> Tensor:
         return torch.randn(dim, generator=self.numbers, dtype=torch.float64)
@@ -105,6 +107,8 @@ class AnyOrderWorld:
         self.ending = False
 
     def finish(self) -> None:
+        if self.method.finish is None:
+            return
         unfinished = set(range(len(self.workers)))
         for worker in self.workers:
             ended = lambda rank=worker.rank: unfinished.discard(rank)  # noqa: E731
@@ -142,13 +146,15 @@ class AnyOrderWorld:
     # Actions
 
     def begin(self, worker: Peer) -> None:
-        worker.phase, worker.point = "computing", torch.empty_like(worker.x)
-        self.method.eval_point(worker, worker.point)
+        worker.phase, worker.point = "computing", worker.x.clone()
+        if self.method.eval_point is not None:
+            self.method.eval_point(worker, worker.point)
 
     def end(self, worker: Peer) -> None:
         worker.phase = "stepping"
         worker.gradient.copy_(0.3 * worker.point + self.draw(len(worker.x)))
-        self.resume(Coroutine(worker, self.method.step(worker), lambda: self.end_step(worker)), None)
+        generator = only_update() if self.method.step is None else self.method.step(worker)
+        self.resume(Coroutine(worker, generator, lambda: self.end_step(worker)), None)
 
     def end_step(self, worker: Peer) -> None:
         self.stepped(worker)
@@ -240,6 +246,10 @@ class AnyOrderWorld:
         for one, received in ((coroutine, other[1].vector), (other[0], swap.vector)):
             answer = None if failed else received.clone()
             self.deliveries.append(lambda one=one, answer=answer: self.resume(one, answer))
+
+
+def only_update() -> MethodGenerator:
+    yield Update()
 
 
 def sent_by(effect: Mean | Gather) -> tuple[Tensor, ...]:

@@ -235,21 +235,29 @@ def test_a_custom_schedule():
 
 
 @pytest.mark.parametrize("name", ["sgd", "adam", "accumadam", "rmsprop"])
-def test_a_worker_that_joins_has_a_fresh_optimizer_state(name):
+@pytest.mark.parametrize("method", ["lasgd", "localsgd"])
+def test_a_worker_that_joins_takes_over_the_optimizer_state_in_lockstep_only(name, method):
+    """The workers never average, so the state must be that of the peer's steps, or a fresh one."""
     run = make_run(
-        task="quadratic", dim=4, workers=2, optimizer=name, lr=0.1, momentum=0.9, accumadam_period=3, **APART,
-        fail="1@7.5",
-        join="1@10.5", steps=100,
+        task="quadratic", dim=4, workers=2, optimizer=name, lr=0.1, momentum=0.9, accumadam_period=3, method=method,
+        period=1000, compute="constant:1s", fail="1@7.5", join="1@10.5", steps=100,
     )  # fmt: skip
     cluster = Cluster(run)
+    assert cluster.method.lockstep == (method == "localsgd")
+    mine = torch.nn.Parameter(torch.zeros(4))
+    optimizer = optim.make(name, [mine], lr=0.1, momentum=0.9, period=3)
+    for _ in range(10):
+        mine.grad = mine.detach() - run.task.train[0][0]
+        optimizer.step()
     cluster.run_until(10.6)
-    x = torch.nn.Parameter(cluster.replicas.rows()[1].clone())
-    optimizer = optim.make(name, [x], lr=0.1, momentum=0.9, period=3)
+    torch.testing.assert_close(cluster.replicas.rows()[1], mine.detach(), rtol=1e-5, atol=1e-6)
+    if method == "lasgd":
+        optimizer = optim.make(name, [mine], lr=0.1, momentum=0.9, period=3)
     for step in range(1, 6):
         cluster.run_until(10.6 + step)
-        x.grad = x.detach() - run.task.train[0][1]
+        mine.grad = mine.detach() - run.task.train[0][1]
         optimizer.step()
-        torch.testing.assert_close(cluster.replicas.rows()[1], x.detach(), rtol=1e-5, atol=1e-6)
+        torch.testing.assert_close(cluster.replicas.rows()[1], mine.detach(), rtol=1e-5, atol=1e-6)
 
 
 @given(seed=st.integers(0, 1000), times=st.lists(st.floats(0.01, 0.8), max_size=6))

@@ -22,7 +22,7 @@ from collections.abc import Callable
 import torch
 
 from gossamer.config import Run, find_device
-from gossamer.methods import Method
+from gossamer.methods.contract import check_declaration
 from gossamer.recording import Recorder
 from gossamer.seeds import stream
 from gossamer.tasks import worker_batches
@@ -41,6 +41,7 @@ class Cluster:
     ) -> None:
         """Set up the workers of ``run`` before their first step. ``make_clock`` replaces the hardware clock."""
         c, method = run.config, run.method()
+        check_declaration(method)
         self.method, self.recorder, self.num_workers = method, recorder, c.workers
         self.queue = EventQueue()
         self.advance = self.queue.run_next
@@ -77,8 +78,7 @@ class Cluster:
         """Deaths and joins, for people."""
         self._finishing = self._observed = False
         self._has_gradients = run.task.gradients
-        self._step_is_update = type(method).step is Method.step
-        """The method's step is one optimizer step, so it needs no coroutine."""
+        self._eval_point = method.eval_point
         self.lifecycle = Lifecycle(method, self.driver, self.replicas, self._start, self.record_event)
         self.lifecycle.begin(run.hardware)
 
@@ -91,7 +91,8 @@ class Cluster:
     # The cycle of a worker
 
     def _start(self, worker: VirtualWorker) -> None:
-        self.driver.run(worker, "background", self.method.background(worker))
+        if self.method.background is not None:
+            self.driver.run(worker, "background", self.method.background(worker))
         self._schedule_gradient(worker)
 
     def _schedule_gradient(self, worker: VirtualWorker) -> None:
@@ -109,7 +110,10 @@ class Cluster:
     def _record_gradient(self, worker: VirtualWorker, time: float) -> None:
         """Record the gradient at the worker's present parameters; it ends at ``time``."""
         if self._has_gradients:
-            self.method.eval_point(worker, worker.gradient)
+            if self._eval_point is None:
+                worker.gradient.copy_(worker.x)
+            else:
+                self._eval_point(worker, worker.gradient)
             self.tape.gradient(worker.gradient, worker.batches)
             self.replicas.gradient_times += (worker.rank, worker.batches, time)
         worker.batches += 1
@@ -123,7 +127,7 @@ class Cluster:
         if self.clock.instantaneous:
             self._record_gradient(worker, now)
         worker.idle_since = now
-        if self._step_is_update:
+        if self.method.step is None:
             self._update(worker)
             self._on_step_end(worker)
         else:
@@ -149,7 +153,7 @@ class Cluster:
             self.driver.resume_waiting_for_steps(worker)
         if self.lifecycle.joining:
             self.lifecycle.join_after_step(worker)
-        if self._step_is_update and self.total_steps < self.observe_at and self.queue.settled(OBSERVE):
+        if self.method.step is None and self.total_steps < self.observe_at and self.queue.settled(OBSERVE):
             # It would be the next event, so it need not pass through the queue.
             worker.gradient_id += 1
             self._begin_gradient(now, worker, worker.gradient_id)
@@ -174,6 +178,8 @@ class Cluster:
         self.driver.pairing.stop()
         for worker in self.workers:
             self.driver.close(worker)
+        if self.method.finish is None:
+            return
         for worker in self.workers:
             if worker.alive:
                 self.driver.run(worker, "finish", self.method.finish(worker))

@@ -55,6 +55,7 @@ class Lifecycle:
         worker.alive_since = self.queue.now
         if self.recorder is not None:
             self.recorder.joined(worker.rank, worker.alive_since)
+        self.method.begin(worker)
         self.start(worker)
 
     def _fail(self, now: float, rank: int) -> None:
@@ -110,7 +111,7 @@ class Lifecycle:
         worker.last_rounds = dict(peer.last_rounds)
         worker.step = peer.step
         worker.alive = True
-        self.replicas.copy_local_state(worker.rank, peer.rank, optimizer_state=self.method.same_updates)
+        self.replicas.copy_local_state(worker.rank, peer.rank, optimizer_state=self.method.lockstep)
         self.driver.exchanges.rendezvous.on_membership_change()
         self.record_event(f"worker {worker.rank} joined at {self.queue.now:g} with the weights of worker {peer.rank}")
         self._start(worker)
