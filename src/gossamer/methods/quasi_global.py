@@ -151,12 +151,14 @@ class QuasiGlobal(Method):
         m, last, lr = worker.vector(MOMENTUM), worker.vector(LAST), worker.scalars.get(LAST_LR, 0.0)
         if lr:
             updates, (beta1, beta2) = worker.scalars[NUM_UPDATES], worker.optimizer_setting("betas")
+            # A worker that joins takes over the optimizer's state, and its step count, in lockstep only.
+            steps = max(updates, worker.step) if self.lockstep else updates
             scale = worker.read_optimizer_state("exp_avg_sq")
-            scale.div_(1.0 - beta2**updates).sqrt_().add_(worker.optimizer_setting("eps"))
+            scale.div_(1.0 - beta2**steps).sqrt_().add_(worker.optimizer_setting("eps"))
             if worker.optimizer_setting("decoupled_weight_decay"):
                 last.mul_(1.0 - lr * worker.optimizer_setting("weight_decay"))
             scale.mul_(last.sub_(model))
             combine((m, self.momentum, (((1.0 - self.momentum) / lr, scale),)))
-            scale.copy_(m).mul_((1.0 - beta1**updates) / (1.0 - self.momentum**updates))
+            scale.copy_(m).mul_((1.0 - beta1**steps) / (1.0 - self.momentum**updates))
             worker.write_optimizer_state("exp_avg", scale)
         last.copy_(model)
