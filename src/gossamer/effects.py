@@ -6,26 +6,21 @@ method cannot tell the difference.
 
 | effect | what happens | answer | in |
 |---|---|---|---|
-| ``Update()`` | the worker's optimizer takes one step | ``None`` | ``step`` |
-| ``Mean(vector, round, topic, group, weight)`` | an all-reduce: the (weighted) mean of ``vector`` over the group | the \
-mean, read-only | all |
-| ``Gather(tensors, round, topic, group)`` | an all-gather: the tensors of every member | a list of tuples of tensors \
-| all |
-| ``Shift(vector, to, source, round, topic)`` | send ``vector`` to one worker, receive that of another | ``Shifted`` | \
-``step``, ``background`` |
-| ``Pair(rate)`` | wait for a neighbour that is ready, ``rate`` times per gradient | the peer's rank | ``background`` |
-| ``Swap(vector, peer)`` | send ``vector`` to the peer and receive its vector | that vector, ``None`` if the peer left | \
-``background`` |
-| ``WaitSteps(count)`` | wait until the worker has done ``count`` more steps | ``None`` | ``background`` |
-| ``Start(effect)`` | start a ``Mean``, ``Gather``, ``Shift`` or ``Swap`` and return at once | a ``Ticket`` | as that \
-effect |
-| ``Wait(ticket)`` | wait for a started communication | its answer | all |
+| ``Update`` | the worker's optimizer takes one step | ``None`` | ``step`` |
+| ``Mean`` | an all-reduce: the (weighted) mean of a vector over a group | the mean, read-only | all |
+| ``Gather`` | an all-gather: the tensors of every member | a list of tuples of tensors | all |
+| ``Shift`` | send a vector to one worker, receive that of another | ``Shifted`` | ``step``, ``background`` |
+| ``Pair`` | wait for a neighbour that is ready, so often per gradient | the peer's rank | ``background`` |
+| ``Swap`` | send a vector to the peer, receive its vector | that vector; ``None``: the peer left | ``background`` |
+| ``WaitSteps`` | wait until the worker has done so many more steps | ``None`` | ``background`` |
+| ``Start`` | start a communication and return at once | a ``Ticket`` | as what it starts |
+| ``Wait`` | wait for a started communication | its answer | all |
 
 **The contract.** Both worlds check it, and raise one clear line (``MethodError``) at the first effect that breaks it.
 
 - Every generator declares what it yields: ``@yields(Mean, Update)``, with what it starts. From that the worlds know
-  whether workers wait for each other within a step, and which connections they need. A generator that does not say so is
-  refused before the first step.
+  whether workers wait for each other within a step, and which connections they need. A generator that does not say so
+  is refused before the first step.
 - The last column says which generators may yield an effect. A background part either exchanges in pairs (``Pair``,
   ``Swap``) or communicates by collectives, not both.
 - Vectors are one-dimensional and on the worker's device: ``worker.x``, ``worker.gradient``, ``worker.vector(name)``,
@@ -144,7 +139,7 @@ class Pair:
 # Not frozen: there is one for every exchange, and creating a frozen one takes twice as long.
 @dataclass(slots=True, eq=False)
 class Swap:
-    """Send ``vector`` to ``peer`` and receive its vector, of the same length.
+    """Send ``vector`` to ``peer`` and receive its vector. All swaps of a run have one length.
 
     The answer is ``None`` if the peer left before it sent; ``(vector, scalars)`` if ``scalars`` are given.
     """
@@ -193,6 +188,9 @@ class Wait:
 
     ticket: Ticket
 
+
+MAX_SCALARS = 8
+"""Scalars that may travel along with a vector."""
 
 Effect = Update | Mean | Gather | Shift | Pair | Swap | WaitSteps | Start | Wait
 

@@ -37,7 +37,7 @@ def communicate(rank: int, environment: dict[str, str], order: dict[str, Any], o
 
 def exchange(group: Any) -> list[float]:
     sent, received = torch.full((LARGE,), float(group.rank())), torch.empty(LARGE)
-    gloo.PairExchange(group, sent, received).wait(timeout_s=50.0)
+    gloo.Exchange(group, sent, received).wait(timeout_s=50.0)
     return received.unique().tolist()
 
 

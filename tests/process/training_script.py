@@ -16,7 +16,7 @@ from torch import nn
 from gossamer.api import join
 from gossamer.errors import InputError
 from gossamer.process.collectives import group_builder
-from gossamer.process.collectives.gloo import PairExchange
+from gossamer.process.collectives.gloo import Exchange
 
 
 def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Connection) -> None:
@@ -91,7 +91,7 @@ class _Dying:
         self.step = 0
         victim, self._at = order.get("dies", (None, 0))
         if victim == rank and "revived" not in os.environ:
-            PairExchange.wait = self._death_before(PairExchange.wait)  # type: ignore[method-assign]
+            Exchange.wait = self._death_before(Exchange.wait)  # type: ignore[method-assign]
             group_builder.wait = self._death_before(group_builder.wait)
 
     def _death_before(self, wait: Callable[..., None]) -> Callable[..., None]:

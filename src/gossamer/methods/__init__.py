@@ -1,4 +1,4 @@
-"""The methods, in one table by name.
+"""The methods, in one table by name; those of the user's own files and of installed packages are found as well.
 
 To add a method, write one file in this folder and add one row here. The command line, the virtual cluster, the planner
 and the tests that every method must pass find it in the table. No module here imports torch when it is imported: the
@@ -14,30 +14,47 @@ from gossamer.methods.contract import check_declaration
 from gossamer.methods.divisible import Divisible
 from gossamer.methods.gossip import Gossip
 from gossamer.methods.lasgd import LASGD
+from gossamer.methods.loading import Source, build, check_class, from_file, from_package, is_file, plugins
 from gossamer.methods.localsgd import LocalSGD
 from gossamer.methods.method import Method, MethodConfig
 from gossamer.methods.overlap import Overlap
-from gossamer.methods.quasi_global import AveragingConfig, QuasiGlobal
-from gossamer.topology import Topology
 
 METHODS: dict[str, type[Method]] = {
     method.name: method for method in (A2CiD2, Gossip, Overlap, LASGD, Divisible, AllReduce, LocalSGD)
 }
 
-__all__ = ["METHODS", "Method", "MethodConfig", "build", "find"]
+BUILT_IN = "gossamer"
+"""Where the methods of the table come from."""
+
+AnyMethod = str | type[Method] | Method
+"""How a program gives a method: its name or file, its class, or the method itself."""
+
+__all__ = ["BUILT_IN", "METHODS", "AnyMethod", "Method", "MethodConfig", "Source", "build", "find", "locate"]
 
 
-def find(name: str) -> type[Method]:
-    """Return the method called ``name``. Raise an ``InputError`` that lists the table if there is none."""
-    if name not in METHODS:
-        raise unknown("method", name, METHODS)
-    return METHODS[name]
+def find(method: AnyMethod) -> type[Method]:
+    """Return the class of a method. ``InputError`` if there is none, with the names that there are."""
+    return locate(method).method
 
 
-def build(method_class: type[Method], config: MethodConfig, topology: Topology) -> Method:
-    """Return the method with these settings. Raise ``MethodError`` if it does not declare what the worlds need."""
-    method = method_class(config, topology)
-    check_declaration(method)
-    if isinstance(config, AveragingConfig) and config.quasi_global > 0:
-        return QuasiGlobal(method, config.quasi_global)
-    return method
+def locate(method: AnyMethod) -> Source:
+    """Return the class of a method, and where it comes from.
+
+    Args:
+        method: A name of the table or of a method in an installed package, ``path.py``, ``path.py:Class``, a class, or
+            a method.
+    """
+    if isinstance(method, Method):
+        check_declaration(method)
+        return Source(type(method), method.name, method.name, type(method).__module__)
+    if not isinstance(method, str):
+        check_class(method, "the method")
+        return Source(method, method.name, method.name, method.__module__)
+    if method in METHODS:
+        return Source(METHODS[method], method, method, BUILT_IN)
+    if is_file(method):
+        return from_file(method)
+    source = from_package(method)
+    if source is None:
+        raise unknown("method", method, (*METHODS, *plugins(), "path/to/your_method.py"))
+    return source

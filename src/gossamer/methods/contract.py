@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from gossamer.effects import (
+    MAX_SCALARS,
     Effect,
     Gather,
     Mean,
@@ -88,9 +89,17 @@ def check_effect(method: Any, part: str, effect: Effect) -> None:
     if kind not in effects:
         raise _undeclared(method, part, effect, effects)
     if kind is Start:
-        started = effect.effect  # type: ignore[union-attr]
-        if type(started) not in effects & (COLLECTIVES | {Swap}):
-            raise _undeclared(method, part, started, effects, what="started")
+        effect = effect.effect  # type: ignore[union-attr]
+        if type(effect) not in effects & (COLLECTIVES | {Swap}):
+            raise _undeclared(method, part, effect, effects, what="started")
+    if len(getattr(effect, "scalars", ())) > MAX_SCALARS:
+        raise MethodError(
+            f"{part} of method {method.name} sends {len(effect.scalars)} scalars: "  # type: ignore[union-attr]
+            f"expected at most {MAX_SCALARS}; send a vector"
+        )
+    weight = getattr(effect, "weight", 1.0)
+    if not 0 <= weight < float("inf"):
+        raise MethodError(f"{part} of method {method.name} yielded Mean with weight {weight}: expected 0 or more")
 
 
 def _undeclared(method: Any, part: str, effect: Any, effects: frozenset[type], what: str = "yielded") -> MethodError:

@@ -102,9 +102,9 @@ class Plan:
             if ddp > 0.98 * baseline.step_s:
                 against_ddp = ""
             elif ddp / winner.step_s >= MIN_SPEEDUP:
-                against_ddp = f", {ddp / winner.step_s:.2f}× DDP at its best"
+                against_ddp = f", {ddp / winner.step_s:.2f}× DDP with ideal overlap"
             else:
-                against_ddp = f"; DDP at its best takes {milliseconds(ddp)}: if you use it, stay with it"
+                against_ddp = f"; DDP with ideal overlap takes {milliseconds(ddp)}: if you use it, stay with it"
             return (
                 f"Take {winner.candidate.label}{over}: {milliseconds(winner.step_s)} per step, "
                 f"{self.speedup(winner):.2f}× all-reduce ({milliseconds(baseline.step_s)}, "
@@ -145,7 +145,7 @@ class Plan:
     def _row(self, prediction: Prediction) -> dict[str, Any]:
         candidate = prediction.candidate
         return {
-            "method": candidate.method,
+            "method": candidate.name,
             "topology": candidate.topology,
             "period": candidate.period,
             "options": dict(candidate.options),
@@ -177,7 +177,7 @@ def make_plan(
 
     Args:
         workers: numbers of workers to compare; empty: as many as the cluster has.
-        methods, topologies: names; empty: all.
+        methods, topologies: names, or files; empty: all built-in ones.
         only: these candidates instead of all candidates of the methods and topologies.
         max_contraction: do not recommend candidates with a larger one.
     """

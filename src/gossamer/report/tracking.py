@@ -20,7 +20,7 @@ from typing import Any
 
 from gossamer.errors import InputError
 from gossamer.results import Point, WorkerPoint
-from gossamer.tasks.userfile import blaming, execute, importable
+from gossamer.userfile import blaming, execute, importable
 
 Tracker = Callable[[int, dict[str, float]], None]
 """Called with the number of steps, per worker on average, and the figures by name."""
@@ -75,7 +75,7 @@ class TensorBoard:
             from torch.utils.tensorboard.writer import SummaryWriter
         except ImportError:
             raise InputError(
-                "--tensorboard needs TensorBoard, which is not installed: pip install 'gossamer[tensorboard]'"
+                "--tensorboard needs TensorBoard, which is not installed: pip install tensorboard"
             ) from None
         try:
             self._writer = SummaryWriter(str(folder))

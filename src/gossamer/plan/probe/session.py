@@ -109,7 +109,7 @@ class ProbeSession:
 
     def exchange(self, members: tuple[int, ...], vector: Tensor, received: Tensor) -> None:
         """Send and receive at once, as an exchange in training does."""
-        self._guarded(lambda: gloo.PairExchange(self.group(members), vector, received).wait(MESSAGE_TIMEOUT_S))
+        self._guarded(lambda: gloo.Exchange(self.group(members), vector, received).wait(MESSAGE_TIMEOUT_S))
 
     def gather(self, members: tuple[int, ...], vector: Tensor) -> None:
         """All-gather in two messages, as values and indices travel in training."""

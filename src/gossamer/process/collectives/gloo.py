@@ -9,7 +9,7 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import lru_cache
@@ -21,6 +21,9 @@ from torch import Tensor
 
 _VECTOR, _TRAILER, _RECEIPT, _NEVER_SENT = 2, 3, 4, 9
 """Tags of the messages of a pair exchange, and one under which nothing is ever sent."""
+
+NUM_WORDS = 12
+"""Numbers that travel along with a vector, at most."""
 
 _NO_TIMEOUT = timedelta(days=1)
 """Gloo's own timeout after connecting: deadlines are ours to set."""
@@ -78,45 +81,70 @@ def _lower_priority() -> None:
         os.setpriority(os.PRIO_PROCESS, thread, niceness + _NICENESS_STEP)
 
 
-class PairExchange:
-    """The two members of a group send each other a vector.
+class Exchange:
+    """A member of a group sends a vector to one member and receives one from another, which may be the same.
+
+    ``words``, at most ``NUM_WORDS`` numbers, travel along with the vector.
 
     When a connection breaks, gloo reports it to a receive that has not begun, but not to one that is half complete:
-    that one waits until its timeout. So each vector is followed by a short trailer, which the receiver answers with a
-    short receipt. Both ends wait for trailer and receipt first: once these have arrived, so have the vectors.
+    that one waits until its timeout. So each vector is followed by a short trailer, with the words, which the receiver
+    answers with a short receipt. Both ends wait for trailer and receipt first: once these have arrived, so have the
+    vectors.
     """
 
-    def __init__(self, group: Any, sent: Tensor, received: Tensor) -> None:
-        self._group, self._peer = group, 1 - group.rank()
-        self._words = torch.zeros(4)
-        trailer, receipt, *_ = self._words.split(1)
+    def __init__(
+        self,
+        group: Any,
+        sent: Tensor | None,
+        received: Tensor | None,
+        to: int | None = None,
+        source: int | None = None,
+        words: Sequence[float] = (),
+        received_words: list[float] | None = None,
+    ) -> None:
+        """``to``, ``source``: ranks in ``group``, in a group of two by default the other.
+
+        ``None`` in place of a vector: nothing is sent, or received. ``received_words`` gets the other's words.
+        """
+        self._group, self._received_words = group, received_words
+        peer = 1 - group.rank()
+        self._to, self._source = peer if to is None else to, peer if source is None else source
+        self._trailer_in, self._receipt = torch.zeros(NUM_WORDS, dtype=torch.float64), torch.zeros(1)
+        trailer = torch.zeros(NUM_WORDS, dtype=torch.float64)
+        trailer[: len(words)] = torch.tensor(list(words), dtype=torch.float64)
+        self._incoming: list[dist.Work] = []
+        self._outgoing: list[dist.Work] = []
+        self._receipts: list[dist.Work] = []
         # Post receives before sends: the other order halves the bandwidth of a slow link.
-        self._vector_in = group.recv([received], self._peer, _VECTOR)
-        self._trailer_in = group.recv([trailer], self._peer, _TRAILER)
-        self._receipt_in = group.recv([receipt], self._peer, _RECEIPT)
-        self._vector_out = group.send([sent], self._peer, _VECTOR)
-        self._trailer_out = group.send([self._words[2:3]], self._peer, _TRAILER)
+        if received is not None:
+            vector = group.recv([received], self._source, _VECTOR)
+            self._incoming = [group.recv([self._trailer_in], self._source, _TRAILER), vector]
+        if sent is not None:
+            self._receipts = [group.recv([self._receipt], self._to, _RECEIPT)]
+            self._outgoing = [group.send([sent], self._to, _VECTOR), group.send([trailer], self._to, _TRAILER)]
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until both vectors have arrived; else RuntimeError, and the connection is closed."""
+        """Wait until the vectors have arrived; else RuntimeError, and the connection is closed."""
         until = time.monotonic() + timeout_s
 
         def finish(work: dist.Work) -> None:
             work.wait(timedelta(seconds=max(until - time.monotonic(), 0.001)))
 
-        finish(self._trailer_in)
-        finish(self._vector_in)
-        receipt_out = self._group.send([self._words[3:]], self._peer, _RECEIPT)
-        finish(self._receipt_in)
-        for work in (self._vector_out, self._trailer_out, receipt_out):
+        for work in self._incoming:
             finish(work)
+        if self._incoming:
+            self._outgoing.append(self._group.send([torch.zeros(1)], self._source, _RECEIPT))
+        for work in (*self._receipts, *self._outgoing):
+            finish(work)
+        if self._received_words is not None:
+            self._received_words[:] = self._trailer_in.tolist()
 
 
 def wait(group: Any, work: dist.Work, timeout_s: float, abandoned: Callable[[], bool]) -> None:
     """Wait for a collective of ``group``.
 
     RuntimeError if it fails, takes longer than ``timeout_s``, or soon after ``abandoned()``, for instance because the
-    group was closed, even if gloo does not notice (see ``PairExchange``).
+    group was closed, even if gloo does not notice (see ``Exchange``).
     """
     done = threading.Event()
     work.get_future().add_done_callback(lambda _: done.set())

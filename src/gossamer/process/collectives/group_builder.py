@@ -46,15 +46,22 @@ class GroupBuilder:
             return nccl.connect(store, name, group_rank, len(members))
         return gloo.connect(store, name, group_rank, len(members), BUILD_TIMEOUT_S, low_priority)
 
-    def await_ready(self, name: str, members: tuple[int, ...], hopeless: Callable[[tuple[int, ...]], bool]) -> None:
-        """Wait until all members are ready to build, however long they take.
+    def await_ready(
+        self, name: str, members: tuple[int, ...], purpose: str, hopeless: Callable[[tuple[int, ...]], bool]
+    ) -> dict[int, str]:
+        """Wait until all members are ready to build, however long they take; return the ``purpose`` that each gives.
 
         Gloo itself cannot be told that a member will not come, and blocks until its timeout.
         """
         awaited, checked = members, time.monotonic()
+        purposes: dict[int, str] = {}
         while awaited:
-            self.store.set(f"{name}/ready/{self.rank}", "1")
-            awaited = tuple(member for member in awaited if self.store.get(f"{name}/ready/{member}") is None)
+            self.store.set(f"{name}/ready/{self.rank}", purpose)
+            for member in awaited:
+                ready = self.store.get(f"{name}/ready/{member}")
+                if ready is not None:
+                    purposes[member] = ready.decode(errors="replace")
+            awaited = tuple(member for member in awaited if member not in purposes)
             now = time.monotonic()
             if awaited and now - checked > HOPELESS_CHECK_S:
                 checked = now
@@ -62,11 +69,12 @@ class GroupBuilder:
                     raise RuntimeError(f"workers {list(awaited)} will not come")
             if awaited:
                 time.sleep(POLL_S)
+        return purposes
 
 
-def wait(group: Any, work: dist.Work | gloo.PairExchange, timeout_s: float, abandoned: Callable[[], bool]) -> None:
+def wait(group: Any, work: dist.Work | gloo.Exchange, timeout_s: float, abandoned: Callable[[], bool]) -> None:
     """Wait for communication in ``group``. RuntimeError if it fails, is late or is ``abandoned()``."""
-    if isinstance(work, gloo.PairExchange):
+    if isinstance(work, gloo.Exchange):
         work.wait(timeout_s)
     elif nccl.is_nccl(group):
         work.wait(timedelta(seconds=timeout_s))

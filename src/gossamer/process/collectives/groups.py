@@ -1,20 +1,42 @@
-"""The collectives of one worker: means and gathers among the members of a membership."""
+"""The collectives of one worker: means, gathers and shifts among the members of a membership."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from gossamer.effects import MAX_SCALARS
+from gossamer.errors import MethodError
 from gossamer.process.collectives import gloo
+from gossamer.process.collectives.call import Call, mismatch
 from gossamer.process.collectives.group_builder import GroupBuilder
 from gossamer.process.collectives.membership import AVERAGED, FINISH, FOREGROUND, TRAIN, Communication, Membership
 from gossamer.process.collectives.state_transfer import TransferableState
 from gossamer.process.lifecycle import Lifecycle
 from gossamer.process.store.heartbeats import Heartbeats
+
+TAIL = 4 + MAX_SCALARS
+"""What follows a vector in an all-reduce: its weight, the residue of the round and its square, the number of scalars,
+the scalars."""
+
+ROUND_RESIDUE = 61
+"""Small enough for the sum of its squares over thousands of workers to be exact in float32."""
+
+ALIGNMENT = 16
+"""In bytes: of each tensor in a gathered message."""
+
+
+class MeanResult(NamedTuple):
+    mean: Tensor
+    scalars: tuple[float, ...]
+    members: int
+    weight: float
+    """Sum of all members' weights."""
 
 
 class Groups:
@@ -53,42 +75,169 @@ class Groups:
         of: Membership,
         channel: str,
         vector: Tensor,
-        among: tuple[int, ...] | None = None,
+        call: Call,
+        *,
+        weight: float = 1.0,
+        scalars: Sequence[float] = (),
         out: Tensor | None = None,
         started_in: int | None = None,
-    ) -> tuple[Tensor, int]:
-        """Return the mean of ``vector`` over the members of ``among`` (in ``out`` if given), and their number."""
-        mean = torch.empty_like(vector) if out is None else out
-        in_pairs = False
+    ) -> MeanResult:
+        """Return the weighted mean of ``vector`` over the members of the call.
+
+        ``out``: memory for the result, ``TAIL`` elements longer than ``vector``.
+        """
+        call, size = of.relative(call), len(vector)
+        buffer = vector.new_empty(size + TAIL) if out is None else out
+        mean, tail = buffer[:size], buffer[size:]
+        residue = float(call.round % ROUND_RESIDUE)
+        pair: gloo.Exchange | None = None
+        words: list[float] = []
 
         def communicate(group: Any) -> Communication:
-            nonlocal in_pairs
-            in_pairs = group.size() == 2 and not vector.is_cuda
-            if in_pairs:
-                # Two workers swap their vectors: a third less time than an all-reduce of two.
-                return [gloo.PairExchange(group, vector, mean)]
-            mean.copy_(vector)
-            return [group.allreduce([mean], dist.AllreduceOptions())]
+            nonlocal pair
+            if group.size() == 2 and not vector.is_cuda:
+                # Two workers exchange their vectors: a third less time than an all-reduce of two.
+                own = (weight, float(call.round), float(len(scalars)), *scalars)
+                pair = gloo.Exchange(group, vector, mean, words=own, received_words=words)
+                return [pair]
+            pair = None
+            torch.mul(vector, weight, out=mean) if weight != 1.0 else mean.copy_(vector)
+            numbers = [weight, residue, residue**2, float(len(scalars)), *(weight * scalar for scalar in scalars)]
+            tail.zero_()
+            tail[: len(numbers)] = torch.tensor(numbers, dtype=vector.dtype)
+            return [group.allreduce([buffer], dist.AllreduceOptions())]
 
-        members = of.run(channel, communicate, among, started_in, on_gpu=vector.is_cuda)
+        members = of.run(channel, communicate, call, started_in, on_gpu=vector.is_cuda)
         if len(members) == 1:
             mean.copy_(vector)
-        elif in_pairs:
-            mean.add_(vector).div_(2)
+            return MeanResult(mean, tuple(scalars), 1, weight)
+        if pair is not None:
+            (peer,) = (rank for rank in members if rank != self.rank)
+            if int(words[1]) != call.round or int(words[2]) != len(scalars):
+                raise _differing_rounds(call, self.rank, scalars, peer, int(words[1]), int(words[2]))
+            total = weight + words[0]
+            theirs = words[3 : 3 + len(scalars)]
+            if weight == words[0] == 1.0:
+                mean.add_(vector).div_(2)
+            elif total > 0:
+                mean.mul_(words[0] / total).add_(vector, alpha=weight / total)
+            else:
+                mean.zero_()
+            sums = [weight * own + words[0] * other for own, other in zip(scalars, theirs, strict=True)]
+            averages = [each / total if total else 0.0 for each in sums]
+            return MeanResult(mean, tuple(averages), 2, total)
+        numbers = tail.tolist()
+        self._check_rounds(of, channel, call, numbers, len(members), len(scalars), vector)
+        total = numbers[0]
+        if total > 0:
+            mean.div_(total)
         else:
-            mean.div_(len(members))
-        return mean, len(members)
+            mean.zero_()
+        averages = [number / total if total else 0.0 for number in numbers[4 : 4 + len(scalars)]]
+        return MeanResult(mean, tuple(averages), len(members), total)
 
-    def gather(self, of: Membership, channel: str, tensors: tuple[Tensor, ...]) -> list[tuple[Tensor, ...]]:
-        """Return the tensors of every member, in rank order."""
-        gathered: list[list[Tensor]] = []
+    def _check_rounds(
+        self,
+        of: Membership,
+        channel: str,
+        call: Call,
+        numbers: list[float],
+        members: int,
+        num_scalars: int,
+        vector: Tensor,
+    ) -> None:
+        """Raise ``MethodError`` on all members if their rounds, or their numbers of scalars, differ."""
+        if torch.finfo(vector.dtype).eps > torch.finfo(torch.float32).eps:
+            return  # too narrow for these sums
+        mean, mean_square = numbers[1] / members, numbers[2] / members
+        # The variance of n residues that are not all equal is at least (n − 1)/n².
+        differ = mean_square - mean**2 > 0.25 / members or round(numbers[3]) != members * num_scalars
+        if not differ:
+            return
+        own = torch.tensor([call.round, num_scalars])
+        described = self.gather(of, channel, (own,), Call("Gather", f"rounds of {call.topic}", 0, call.group))
+        for rank, (theirs,) in zip(of.members_of(call.group), described, strict=True):
+            if not torch.equal(own, theirs):
+                raise _differing_rounds(call, self.rank, range(num_scalars), rank, int(theirs[0]), int(theirs[1]))
+        raise MethodError(f"the members of {call} are in different rounds: expected the same round on all of them")
+
+    def gather(
+        self,
+        of: Membership,
+        channel: str,
+        tensors: tuple[Tensor, ...],
+        call: Call,
+        started_in: int | None = None,
+    ) -> list[tuple[Tensor, ...]]:
+        """Return the tensors of every member of the call, in rank order."""
+        call = of.relative(call)
+        message = _pack(call.round, tensors)
+        gathered: list[Tensor] = []
 
         def communicate(group: Any) -> Communication:
-            gathered[:] = [[torch.empty_like(tensor) for _ in range(group.size())] for tensor in tensors]
-            return [group.allgather([out], [tensor]) for out, tensor in zip(gathered, tensors, strict=True)]
+            gathered[:] = [torch.empty_like(message) for _ in range(group.size())]
+            return [group.allgather([gathered], [message])]
 
-        members = of.run(channel, communicate, on_gpu=tensors[0].is_cuda)
-        return [tensors] if len(members) == 1 else list(zip(*gathered, strict=True))
+        members = of.run(channel, communicate, call, started_in, on_gpu=message.is_cuda)
+        if len(members) == 1:
+            return [tensors]
+        result = []
+        for rank, packed in zip(members, gathered, strict=True):
+            round, unpacked = _unpack(packed, tensors)
+            if round != call.round:
+                raise _differing_rounds(call, self.rank, (), rank, round, 0)
+            result.append(unpacked)
+        return result
+
+    def shift(
+        self,
+        of: Membership,
+        channel: str,
+        vector: Tensor,
+        to: int,
+        source: int,
+        call: Call,
+        *,
+        scalars: Sequence[float],
+        out: Tensor,
+        started_in: int | None = None,
+    ) -> tuple[Tensor | None, tuple[float, ...], bool]:
+        """Send ``vector`` to rank ``to``, receive that of rank ``source`` in ``out``.
+
+        Returns what was received (None if ``source`` is gone), its scalars, and whether ``to`` was there to receive.
+        """
+        call = of.relative(call)
+        words: list[float] = []
+        delivered = False
+        received: Tensor | None = None
+
+        def communicate(group: Any) -> Communication:
+            nonlocal delivered, received
+            indices = {rank: index for index, rank in enumerate(of.members)}
+            delivered, received = to in indices, out if source in indices else None
+            own = (float(call.round), float(len(scalars)), float(len(vector)), *scalars)
+            return [
+                gloo.Exchange(
+                    group,
+                    vector if delivered else None,
+                    received,
+                    indices.get(to, 0),
+                    indices.get(source, 0),
+                    words=own,
+                    received_words=words,
+                )
+            ]
+
+        if to == self.rank:
+            return out.copy_(vector), tuple(scalars), True
+        members = of.run(channel, communicate, call, started_in)
+        if len(members) == 1:
+            return None, (), False
+        if received is None:
+            return None, (), delivered
+        if int(words[0]) != call.round or int(words[1]) != len(scalars):
+            raise _differing_rounds(call, self.rank, scalars, source, int(words[0]), int(words[1]))
+        return received, tuple(words[3 : 3 + len(scalars)]), delivered
 
     def release(self) -> None:
         """Drop all process groups once their collectives have ended; the other members notice and go on."""
@@ -98,3 +247,31 @@ class Groups:
     def disconnect(self) -> None:
         for membership in self._all:
             membership.disconnect()
+
+
+def _differing_rounds(
+    call: Call, rank: int, scalars: Sequence[float], peer: int, round: int, num_scalars: int
+) -> MethodError:
+    def described(round: int, num_scalars: int) -> str:
+        with_scalars = f" with {num_scalars} scalars" if num_scalars else ""
+        return f"{call.kind} {call.topic!r} round {round}{with_scalars}"
+
+    return mismatch(rank, described(call.round, len(scalars)), peer, described(round, num_scalars))
+
+
+def _pack(round: int, tensors: tuple[Tensor, ...]) -> Tensor:
+    """Return the round and the tensors as one message of bytes."""
+    parts = [torch.tensor([round, 0], device=tensors[0].device).view(torch.uint8)]
+    for tensor in tensors:
+        parts.append(tensor.contiguous().flatten().view(torch.uint8))
+        parts.append(parts[-1].new_zeros(-parts[-1].numel() % ALIGNMENT))
+    return torch.cat(parts)
+
+
+def _unpack(message: Tensor, like: tuple[Tensor, ...]) -> tuple[int, tuple[Tensor, ...]]:
+    """Return round and tensors of a message, in the shapes of ``like``."""
+    round, start, tensors = int(message[:8].view(torch.int64)), ALIGNMENT, []
+    for tensor in like:
+        tensors.append(message[start : start + tensor.nbytes].view(tensor.dtype).view(tensor.shape))
+        start += tensor.nbytes + -tensor.nbytes % ALIGNMENT
+    return round, tuple(tensors)

@@ -20,12 +20,16 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch import Tensor
 
+from gossamer.errors import MethodError
 from gossamer.process.collectives import gloo, group_builder
+from gossamer.process.collectives.call import Call, Waits, mismatch
 from gossamer.process.collectives.group_builder import GroupBuilder
 from gossamer.process.collectives.state_transfer import TransferableState, transfer_state
 from gossamer.process.deadline import Deadline
@@ -47,7 +51,7 @@ FOREGROUND, BACKGROUND, ASYNC, STATE_TRANSFER = "foreground", "background", "asy
 """The channels of communication, each with process groups of its own: the training thread's, that of the method's
 background part, that of what the training started without waiting, and the state transfer of a new generation."""
 
-Communication = list[dist.Work | gloo.PairExchange]
+Communication = list[dist.Work | gloo.Exchange]
 
 
 class StepRetry(Exception):
@@ -75,8 +79,8 @@ class Membership:
         self.owner, self.everybody, self.over = owner, everybody, over
         self.rank, self.store = builder.rank, builder.store
         self.builder, self.heartbeats, self.state = builder, heartbeats, state
-        self._ignores_done = purpose != FINISH
-        """Workers that are done with their training are not waited for."""
+        self._finishes = purpose == FINISH
+        """Otherwise workers that are done with their training are not waited for."""
         self._aligned = purpose == TRAIN
         """Members must be at the same step before they go on. Other purposes start each series with ``begin``."""
         self.key = f"group/{purpose}"
@@ -93,6 +97,10 @@ class Membership:
         """Set when the groups of this generation are closed."""
         self._started: dict[str, float] = {}
         """When the collectives in progress started, by channel."""
+        self._first_rounds: dict[tuple[int, str], int] = {}
+        self.waits = Waits(self.rank)
+        self._conflict: MethodError | None = None
+        """Another member waits for this worker in another collective."""
         self._lock = threading.RLock()
 
     # Collectives
@@ -107,14 +115,15 @@ class Membership:
         self,
         channel: str,
         communicate: Callable[[Any], Communication],
-        among: tuple[int, ...] | None = None,
+        call: Call,
         started_in: int | None = None,
         on_gpu: bool = False,
     ) -> list[int]:
-        """Run a collective among the members of ``among`` (all workers if None); return who took part.
+        """Run a collective among the members of the call's group; return who took part.
 
         Raises StepRetry if it failed and the membership was rebuilt, CommAborted if it failed and another channel has
-        to rebuild it, or if the generation is not ``started_in``. ``on_gpu``: tensors stay on GPUs, one per worker.
+        to rebuild it, or if the generation is not ``started_in``. MethodError if a member is in another collective.
+        ``on_gpu``: tensors stay on GPUs, one per worker.
         """
         while True:
             with self._lock:
@@ -128,16 +137,21 @@ class Membership:
                         raise StepRetry
                     self.rebuild(channel)
                 generation = self.generation
-                members = tuple(rank for rank in self.members if among is None or rank in among)
+                members = self.members_of(call.group)
                 disconnected = self._disconnected
             if len(members) == 1:
                 return list(members)
             self._started[channel] = started = time.monotonic()
+            self.waits.begin(channel, call, members)
+            completed = False
             try:
-                group = self._group(channel, generation, members, on_gpu)
+                group = self._group(channel, generation, members, on_gpu, call)
                 for work in communicate(group):
                     group_builder.wait(group, work, self.deadline.seconds, disconnected.is_set)
+                completed = True
             except RuntimeError:
+                if self._conflict is not None:
+                    raise self._conflict from None
                 with self._lock:
                     if self.generation == generation:
                         self.disconnect()
@@ -149,21 +163,44 @@ class Membership:
                 continue
             finally:
                 self._started.pop(channel, None)
+                self.waits.end(channel, completed)
             self.deadline.observe(time.monotonic() - started)
             self.last_collective[channel] = members, started
             return list(members)
 
-    def _group(self, channel: str, generation: int, members: tuple[int, ...], on_gpu: bool = False) -> Any:
-        """Return the process group of one channel among ``members``; built on first use."""
-        key = f"{generation}/{channel}/" + hashlib.sha1(",".join(map(str, members)).encode()).hexdigest()[:16]
+    def relative(self, call: Call) -> Call:
+        """Count the rounds of a topic from the first one of this generation, where members may be apart.
+
+        At the end of a run workers have done different numbers of steps. In the background some may have completed a
+        collective that failed for the others. Where the training rebuilds the membership, all are at the same step.
+        """
+        if not self._finishes and (self.owner != BACKGROUND or self.generation <= 0):
+            return call
+        first = self._first_rounds.setdefault((self.generation, call.topic), call.round)
+        return replace(call, round=call.round - first)
+
+    def members_of(self, group: tuple[int, ...] | None) -> tuple[int, ...]:
+        """Return the members of this generation that are in ``group``; all of them if it is None."""
+        return tuple(rank for rank in self.members if group is None or rank in group)
+
+    def _group(
+        self, channel: str, generation: int, members: tuple[int, ...], on_gpu: bool = False, call: Call | None = None
+    ) -> Any:
+        """Return the process group of one channel and topic among ``members``; built on first use."""
+        about = (channel, call.name if call else "", ",".join(map(str, members)))
+        key = f"{generation}/" + hashlib.sha1(repr(about).encode()).hexdigest()[:16]
         groups = self._groups
         if key not in groups:
             name = f"{self.key}/{key}"
 
             def hopeless(awaited: tuple[int, ...]) -> bool:
-                return self.requested > generation or self.over() or self.cancelled() or any(map(self._gone, awaited))
+                given_up = self.requested > generation or self.over() or self.cancelled() or self._conflict is not None
+                return given_up or any(map(self._gone, awaited))
 
-            self.builder.await_ready(name, members, hopeless)
+            calls = self.builder.await_ready(name, members, call.first if call else "", hopeless)
+            for rank, theirs in calls.items():
+                if call is not None and theirs != call.first:
+                    raise mismatch(self.rank, call.first, rank, theirs)
             groups[key] = self.builder.build(
                 name, members, hopeless=hopeless, on_gpu=on_gpu, low_priority=channel == BACKGROUND
             )
@@ -220,8 +257,18 @@ class Membership:
         started = min(list(self._started.values()), default=float("inf"))
         if time.monotonic() - started < STUCK_S:
             return
-        # Only now: checking all members costs a store request each.
+        # Only now: checking all members costs store requests.
         if self.requested > self.generation or any(map(self.heartbeats.dead, self.members)):
+            self.disconnect()
+            return
+        waits = f"{self.key}/{self.generation}/waits"
+        self.store.set(f"{waits}/{self.rank}", self.waits.publication())
+        found = self.waits.find_conflict(lambda rank: self.store.get(f"{waits}/{rank}"))
+        if found is not None:
+            self.store.set(f"{waits}/conflict", str(found))
+        published = self.store.get(f"{waits}/conflict")
+        if published is not None:
+            self._conflict = MethodError(published.decode(errors="replace"))
             self.disconnect()
 
     def rebuild(self, channel: str) -> None:
@@ -289,7 +336,7 @@ class Membership:
         """Return whether another worker is dead or done with its training."""
         if rank == self.rank:
             return False
-        return (self._ignores_done and self.heartbeats.done(rank)) or self.heartbeats.dead(rank)
+        return (not self._finishes and self.heartbeats.done(rank)) or self.heartbeats.dead(rank)
 
     def _align(self, group: Any, channel: str) -> None:
         """Let members that are behind take over the state of one that is not."""
@@ -297,6 +344,12 @@ class Membership:
 
         def wait(work: dist.Work) -> None:
             group_builder.wait(group, work, TRANSFER_TIMEOUT_S, disconnected.is_set)
+
+        def broadcast(tensor: Tensor) -> Tensor:
+            options = dist.BroadcastOptions()
+            options.rootRank, options.rootTensor = source, 0
+            wait(group.broadcast([tensor], options))
+            return tensor
 
         position = torch.tensor([state.position(channel)])
         positions = [torch.zeros_like(position) for _ in self.members]
@@ -309,7 +362,7 @@ class Membership:
         if min(steps) < newest or newest < 0:
             # At the start of a run nobody has a state: all take that of the first member.
             behind = int(position) < newest or (newest < 0 and group.rank() != source)
-            transfer_state(group, wait, state, source, behind)
+            transfer_state(broadcast, state, sends=group.rank() == source, takes=behind)
 
     # Closing
 

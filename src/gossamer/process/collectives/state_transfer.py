@@ -10,7 +10,6 @@ from collections.abc import Callable
 from typing import Any, Protocol
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 MAX_HEADER_BYTES = 1 << 24
@@ -32,28 +31,22 @@ class TransferableState(Protocol):
         """Drop what is in flight: a new generation has begun."""
 
 
-def transfer_state(
-    group: Any, wait: Callable[[dist.Work], None], state: TransferableState, source: int, behind: bool
-) -> None:
-    """Broadcast the state of member ``source``; members that are ``behind`` take it over."""
+def transfer_state(move: Callable[[Tensor], Tensor], state: TransferableState, sends: bool, takes: bool) -> None:
+    """Move the state of the member that ``sends`` to the others; those that are to take it over ``takes``.
 
-    def broadcast(tensor: Tensor) -> Tensor:
-        options = dist.BroadcastOptions()
-        options.rootRank, options.rootTensor = source, 0
-        wait(group.broadcast([tensor], options))
-        return tensor
-
-    sends = group.rank() == source
+    ``move(tensor)`` sends the tensor, or receives one of the same shape and dtype into it, and returns it.
+    """
     tensors, rest = state.export_state() if sends else ({}, {})
     header = _header(tensors, rest)
-    length = int(broadcast(torch.tensor([len(header)])))
-    if length > MAX_HEADER_BYTES:
-        raise RuntimeError(f"the header of a state has {length} bytes, more than {MAX_HEADER_BYTES}")
+    length = int(move(torch.tensor([len(header)])))
+    if not 0 < length <= MAX_HEADER_BYTES:
+        raise RuntimeError(f"the header of a state has {length} bytes: expected at most {MAX_HEADER_BYTES}")
     text = torch.frombuffer(bytearray(header), dtype=torch.uint8) if sends else torch.empty(length, dtype=torch.uint8)
-    layout = json.loads(bytes(broadcast(text).tolist()))
+    layout = json.loads(bytes(move(text).tolist()))
     for name, (shape, dtype) in layout["tensors"].items():
-        tensors[name] = broadcast(tensors[name] if sends else torch.empty(shape, dtype=getattr(torch, dtype)))
-    if behind:
+        tensor = tensors[name] if sends else torch.empty(shape, dtype=getattr(torch, dtype))
+        tensors[name] = move(tensor) if tensor.numel() else tensor
+    if takes:
         state.import_state(tensors, layout["rest"])
 
 

@@ -8,17 +8,17 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gossamer.process.collectives.gloo import PairExchange, disconnect
+from gossamer.process.collectives.gloo import Exchange, disconnect
 
 MESSAGE_TAG = 1
-"""``gloo.PairExchange`` uses other tags."""
+"""``gloo.Exchange`` uses other tags."""
 
 MESSAGE_LENGTH = 4
 NUM_POSTED = 4
@@ -47,6 +47,8 @@ class Edge:
         self.peer, self._peer_side, self._group, self.name = peer, 1 - side, group, name
         self.num_exchanges = 0
         """The same at both ends: an exchange that fails closes the edge."""
+        self.layout: tuple[float, float, float] | None = None
+        """Length, bytes per element and number of scalars of the exchanges over this edge, once both ends agree."""
         self._on_message, self._on_lost = on_message, on_lost
         self.open = True
         self._send_lock = threading.Lock()
@@ -59,10 +61,14 @@ class Edge:
         with self._send_lock:
             self._guard(lambda: self._group.send([tensor], self._peer_side, MESSAGE_TAG).wait(timeout))
 
-    def exchange(self, sent: Tensor, received: Tensor, timeout_s: float) -> None:
-        """Send one vector and receive another of the same length."""
-        self._guard(lambda: PairExchange(self._group, sent, received).wait(timeout_s))
+    def exchange(
+        self, sent: Tensor | None, received: Tensor | None, timeout_s: float, words: Sequence[float] = ()
+    ) -> list[float]:
+        """Send a vector, receive another of the length that the peer sends, or both; return the peer's words."""
+        theirs: list[float] = []
+        self._guard(lambda: Exchange(self._group, sent, received, words=words, received_words=theirs).wait(timeout_s))
         self.num_exchanges += 1
+        return theirs
 
     def close(self) -> None:
         """Close the edge; no message is delivered after this returns."""

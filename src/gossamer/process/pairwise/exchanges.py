@@ -1,15 +1,24 @@
-"""Pairwise exchanges as a method's background part asks for them: the answers to ``Pair`` and ``Swap``."""
+"""Pairwise exchanges as a method's background part asks for them: the answers to ``Pair`` and ``Swap``.
+
+A worker that has just joined, or whose weights are not finite, takes over the whole state of a peer instead. The method
+does not see these transfers.
+"""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from gossamer.effects import Pair, Swap
+from gossamer.errors import MethodError
+from gossamer.process.collectives.call import mismatch
 from gossamer.process.collectives.group_builder import GroupBuilder
 from gossamer.process.collectives.membership import STUCK_S
+from gossamer.process.collectives.state_transfer import transfer_state
 from gossamer.process.deadline import Deadline
 from gossamer.process.lifecycle import TrainingEnded
 from gossamer.process.pairwise.edge import Edge, EdgeLost
@@ -24,6 +33,8 @@ from gossamer.vector_math import CHUNK, distance
 CONSENSUS_EVERY = 4
 """The distance of long vectors is computed at every 4th exchange only: it is for the metrics."""
 
+SCALAR_BYTES = 8
+
 
 class PairwiseExchanges:
     def __init__(
@@ -35,6 +46,8 @@ class PairwiseExchanges:
         self.pairing = Pairing(self.peers, stream(self.worker.seed, "pairing", self.worker.rank), state.lifecycle)
         self.screening = Screening()
         self._agreement: Agreement | None = None
+        """What ``Pair`` answered, until its ``Swap`` is over."""
+        self._exchanging: Edge | None = None
         self._deadline = Deadline(initial_s=60.0, min_s=2.0)
         self._next_offer = 0.0
         """Local time of this worker's next offer."""
@@ -53,15 +66,24 @@ class PairwiseExchanges:
 
     def pair(self, effect: Pair) -> int:
         """Agree on the next exchange and return the peer's rank."""
-        agreement = self.pairing.agree(self._offer_due_in_s)
-        if agreement is None:
-            raise TrainingEnded
-        if agreement.offered:
-            # Half of a worker's exchanges are its own offers. It catches up on at most one that is overdue.
-            gap = float(self.worker.rng.standard_exponential()) * 2 / effect.rate
-            self._next_offer = max(self._next_offer + gap, self.worker.time - 2 / effect.rate)
-        self._agreement = agreement
-        return agreement.edge.peer
+        if self._agreement is not None and self._agreement.edge.open:
+            raise MethodError(
+                f"background of method {self.state.method.name} yielded Pair before its Swap with worker "
+                f"{self._agreement.edge.peer} was over: expected one Swap after each Pair, and its Wait"
+            )
+        while True:
+            agreement = self.pairing.agree(self._offer_due_in_s)
+            if agreement is None:
+                raise TrainingEnded
+            if agreement.gives_state or agreement.takes_state:
+                self._transfer_state(agreement)
+                continue
+            if agreement.offered:
+                # Half of a worker's exchanges are its own offers. It catches up on at most one that is overdue.
+                gap = float(self.worker.rng.standard_exponential()) * 2 / effect.rate
+                self._next_offer = max(self._next_offer + gap, self.worker.time - 2 / effect.rate)
+            self._agreement = agreement
+            return agreement.edge.peer
 
     def _offer_due_in_s(self) -> float:
         if self.pairing.needs_state:
@@ -73,81 +95,111 @@ class PairwiseExchanges:
 
     # Swap
 
-    def swap(self, effect: Swap) -> Tensor | None:
-        """Exchange vectors with the agreed peer; return its vector, or None if there is nothing to merge."""
-        agreement = self._agreement
-        if agreement is None or not agreement.edge.open:
-            return None
-        sent = self.staging.to_host(effect.vector, "sent")
-        received = self.staging.host_buffer("received", sent)
+    def swap(self, effect: Swap) -> Any:
+        """Exchange vectors with the agreed peer; return the answer to ``effect``, None if there is nothing to merge."""
+        agreement, method = self._agreement, self.state.method.name
+        if agreement is None or agreement.edge.peer != effect.peer:
+            raise MethodError(
+                f"background of method {method} yielded Swap with worker {effect.peer}, with which no Pair was agreed: "
+                "expected the rank that Pair answered, once"
+            )
         try:
-            buffers = self._transport(agreement, sent, received)
+            sent = self.staging.to_host(effect.vector, "sent")
+            received = self.staging.host_buffer("received", sent)
+            scalars = self._exchange(agreement.edge, sent, received, effect.scalars)
         except EdgeLost:
             return None
-        if agreement.peer_needs_state:
-            return None
+        finally:
+            self._agreement = None
         verdict = self.screening.judge(effect.peer, _norm(sent), _norm(received))
-        if verdict is Verdict.REFUSE:
-            self.metrics.refused += 1
-            self.state.events.append(f"refused a message of worker {effect.peer}: not finite or absurdly large")
-        elif verdict is Verdict.ADOPT or (verdict is Verdict.MERGE and self.pairing.needs_state):
-            self._adopt(received, buffers, effect.peer, nonfinite=verdict is Verdict.ADOPT)
-        elif verdict is Verdict.MERGE:
+        if verdict is Verdict.MERGE:
             if len(sent) <= CHUNK or self.metrics.exchanges % CONSENSUS_EVERY == 0:
                 self.metrics.consensus = distance(sent, received) / 2**0.5
             self.metrics.exchanges += 1
-            return self.staging.to_device(received)
+            answer = self.staging.to_device(received)
+            return (answer, scalars) if effect.scalars else answer
+        if verdict is Verdict.REFUSE:
+            self.metrics.refused += 1
+            self.state.events.append(f"refused a message of worker {effect.peer}: not finite or absurdly large")
+        elif verdict is Verdict.ADOPT:
+            # The next exchange is a transfer of the peer's state.
+            self.state.nonfinite = self.pairing.needs_state = True
         return None
 
-    def _transport(self, agreement: Agreement, sent: Tensor, received: Tensor) -> Tensor | None:
-        """Exchange the vectors, and the model's buffers if one of the two needs state; return the peer's buffers."""
-        edge, buffers = agreement.edge, None
+    def _exchange(self, edge: Edge, sent: Tensor, received: Tensor, scalars: tuple[float, ...]) -> tuple[float, ...]:
+        """Exchange vectors and scalars with a peer; return its scalars."""
+        if not edge.open:
+            raise EdgeLost
+        layout = (float(len(sent)), float(sent.element_size()), float(len(scalars)))
         self._started = started = time.monotonic()
+        self._exchanging = edge
         try:
-            edge.exchange(sent, received, self.max_duration_s)
+            # Gloo cannot receive a vector of another length than announced: the first one is announced.
+            if edge.layout is None:
+                edge.layout = layout
+                words = edge.exchange(torch.zeros(1), torch.zeros(1), self.max_duration_s, layout)
+                if tuple(words[:3]) != layout:
+                    edge.drop()
+                    raise mismatch(self.worker.rank, _described(layout), edge.peer, _described(words))
+            elif edge.layout != layout:
+                raise MethodError(
+                    f"background of method {self.state.method.name} yielded {_described(layout)} after "
+                    f"{_described(edge.layout)}: expected one length and number of scalars in all Swaps"
+                )
+            words = edge.exchange(sent, received, self.max_duration_s, scalars)
             self._deadline.observe(time.monotonic() - started)
-            if agreement.peer_needs_state or self.pairing.needs_state:
-                buffers = self._exchange_buffers(edge)
         finally:
-            self._started = float("inf")
-        self.metrics.bytes_sent += sent.nbytes
+            self._started, self._exchanging = float("inf"), None
+        sent_bytes = sent.nbytes + SCALAR_BYTES * len(scalars)
+        self.metrics.bytes_sent += sent_bytes
         members, name = (self.worker.rank, edge.peer), f"{edge.name}/{edge.num_exchanges}"
-        self.worker.recorder.exchanged(members, started, time.monotonic(), sent.nbytes, name)
-        return buffers
+        self.worker.recorder.exchanged(members, started, time.monotonic(), sent_bytes, name)
+        return tuple(words[: len(scalars)])
 
-    def _exchange_buffers(self, edge: Edge) -> Tensor:
-        own = self.staging.to_host(self.state.flat_model.buffer_vector(), "buffers sent")
-        received = torch.empty_like(own)
-        if len(own):
-            edge.exchange(own, received, self.max_duration_s)
-        return received
+    # State transfer
 
-    def _adopt(self, weights: Tensor, buffers: Tensor | None, peer: int, nonfinite: bool) -> None:
-        """Take over the weights, and buffers if given, of ``peer``."""
-        state = self.state
-        with state.lock, self.staging.on_training_stream():
-            state.flat_model.x.copy_(weights)
-            state.reset_vectors()
-            state.stale_gradient = nonfinite
-            if buffers is not None:
-                state.flat_model.load_buffers(buffers)
-            if not state.in_step:
-                state.flat_model.load_weights(state.flat_model.x)
-        reason = "our weights were not finite or absurdly large" if nonfinite else "joined"
-        state.events.append(f"{reason}: took over the weights of worker {peer}")
-        self.pairing.needs_state = state.needs_state = False
+    def _transfer_state(self, agreement: Agreement) -> None:
+        """Give our state to the peer, or take over the peer's."""
+        edge, takes = agreement.edge, agreement.takes_state
+        nonfinite = self.state.nonfinite
+
+        def move(tensor: Tensor) -> Tensor:
+            tensor = tensor.flatten()
+            if takes:
+                edge.exchange(None, tensor, self.max_duration_s)
+            else:
+                edge.exchange(tensor, None, self.max_duration_s)
+                self.metrics.bytes_sent += tensor.nbytes
+            return tensor
+
+        self._started, self._exchanging = time.monotonic(), edge
+        try:
+            transfer_state(lambda tensor: move(tensor).view(tensor.shape), self.state, sends=not takes, takes=takes)
+        except EdgeLost:
+            return
+        finally:
+            self._started, self._exchanging = float("inf"), None
+        if takes:
+            reason = "our weights were not finite or absurdly large" if nonfinite else "joined"
+            self.state.events.append(f"{reason}: took over the weights of worker {edge.peer}")
+            self.pairing.needs_state = False
 
     # Maintenance
 
     def poll(self) -> None:
         """Build edges, and close the edge of an exchange whose peer is dead. Runs in the heartbeat thread."""
         self.peers.poll()
-        agreement, stuck = self._agreement, time.monotonic() - self._started > STUCK_S
-        if stuck and agreement is not None and self.heartbeats.dead(agreement.edge.peer):
-            agreement.edge.drop()
+        edge, stuck = self._exchanging, time.monotonic() - self._started > STUCK_S
+        if stuck and edge is not None and self.heartbeats.dead(edge.peer):
+            edge.drop()
 
     def close(self) -> None:
         self.peers.close()
+
+
+def _described(layout: Sequence[float]) -> str:
+    length, element_bytes, num_scalars = (int(number) for number in layout[:3])
+    return f"a Swap of {length} numbers of {element_bytes} bytes and {num_scalars} scalars"
 
 
 def _norm(vector: Tensor) -> float:

@@ -27,8 +27,10 @@ POLL_S = 0.05
 class Agreement:
     edge: Edge
     """This edge, not one that replaces it: the peer has agreed on this one only."""
-    peer_needs_state: bool
-    """The peer takes our vector and has none to give."""
+    gives_state: bool
+    """The peer has no state of the run, or a bad one, and takes over ours."""
+    takes_state: bool
+    """We take over the peer's state."""
     offered: bool
     """It was our offer."""
 
@@ -38,13 +40,15 @@ class Pairing:
         self.peers, self.rng, self.lifecycle = peers, rng, lifecycle
         self.reply_deadline = Deadline(initial_s=2.0, min_s=1.0)
         self.needs_state = False
-        """This worker has just joined and takes a peer's weights before it gives any."""
+        """This worker has just joined, or its weights are not finite: it takes over a peer's state first."""
         self._changed = threading.Condition()
         self._available = False
         self._offered: tuple[Edge, int] | None = None
         """The edge and the number of our open offer."""
         self._agreed: Agreement | None = None
         self._num_offers = 0
+        self._offered_needs_state = False
+        """What our open offer says about ``needs_state``."""
 
     def agree(self, due_in_s: Callable[[], float]) -> Agreement | None:
         """Return the next exchange; offer one once ``due_in_s()`` is 0. None when training has stopped."""
@@ -79,11 +83,17 @@ class Pairing:
                 if agreement is not None:
                     return agreement
                 self._num_offers += 1
-                self._offered = (edge, self._num_offers)
+                self._offered, self._offered_needs_state = (edge, self._num_offers), self.needs_state
             began = time.monotonic()
             timeout_s = self.reply_deadline.seconds
             try:
-                edge.send(OFFER, self._num_offers, int(self.needs_state), edge.num_exchanges, timeout_s=timeout_s)
+                edge.send(
+                    OFFER,
+                    self._num_offers,
+                    int(self._offered_needs_state),
+                    edge.num_exchanges,
+                    timeout_s=timeout_s,
+                )
             except EdgeLost:
                 with self._changed:
                     self._offered = None
@@ -115,27 +125,31 @@ class Pairing:
     def on_message(self, edge: Edge, message: tuple[int, ...]) -> None:
         """Handle a message over ``edge``. Runs in the thread that receives from it."""
         kind, number, peer_needs_state, num_exchanges = message
-        reply = None
+        reply, needs_state = None, False
         with self._changed:
             if kind == OFFER:
                 crossing = self._offered is not None and self._offered[0] is edge
+                # Both ends must judge by the same: with crossing offers by what these say.
+                needs_state = self._offered_needs_state if crossing else self.needs_state
                 free = self._available and self._agreed is None and (self._offered is None or crossing)
                 # A crossing offer may be received only after the exchange that our own offer led to.
                 free &= num_exchanges == edge.num_exchanges
-                if free and not (peer_needs_state and self.needs_state):
+                if free and not (peer_needs_state and needs_state):
                     # Accept a crossing offer too: the peer may already have declined ours.
-                    self._offered, self._agreed = None, Agreement(edge, bool(peer_needs_state), offered=crossing)
+                    self._offered = None
+                    self._agreed = Agreement(edge, bool(peer_needs_state), needs_state, offered=crossing)
                     reply = ACCEPT
                 else:
                     reply = DECLINE
             elif kind == ACCEPT and self._offered == (edge, number):
-                self._offered, self._agreed = None, Agreement(edge, bool(peer_needs_state), offered=True)
+                self._offered = None
+                self._agreed = Agreement(edge, bool(peer_needs_state), self._offered_needs_state, offered=True)
             elif kind == DECLINE and self._offered == (edge, number):
                 self._offered = None
             self._changed.notify_all()
         if reply is not None:
             try:
-                edge.send(reply, number, int(self.needs_state), timeout_s=self.reply_deadline.seconds)
+                edge.send(reply, number, int(needs_state), timeout_s=self.reply_deadline.seconds)
             except EdgeLost:
                 with self._changed:
                     if self._agreed is not None and self._agreed.edge is edge:

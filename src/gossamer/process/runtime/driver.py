@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from gossamer.effects import Effect, Gather, Mean, MethodGenerator, Start, Swap, Update, Wait
-from gossamer.methods import Method
-from gossamer.process.collectives.membership import BACKGROUND, FOREGROUND, Membership, StepRetry
+from gossamer.effects import Effect, Gather, Mean, MethodGenerator, Shift, Start, Swap, Update, Wait
+from gossamer.errors import MethodError
+from gossamer.methods.contract import check_effect, check_generator
+from gossamer.process.collectives.membership import BACKGROUND, FOREGROUND, CommAborted, Membership, StepRetry
 from gossamer.process.lifecycle import Phase, TrainingEnded
 from gossamer.process.runtime.effect_handler import EffectHandler
 from gossamer.process.runtime.process_worker import ProcessWorker
@@ -32,7 +33,11 @@ class Driver:
         self._step: MethodGenerator | None = None
         self._void = False
         """The step in progress does not count: the membership changed in it, or its gradient is stale."""
+        self._updated = False
+        """The step in progress has yielded its ``Update``."""
         self._thread: threading.Thread | None = None
+        self._error: BaseException | None = None
+        """What ended the background part, if anything did before the end of training."""
         optimizer = self.flat_model.optimizer
         self._hooks = [
             optimizer.register_step_pre_hook(prepare_gradients),
@@ -47,9 +52,10 @@ class Driver:
         if self.lifecycle.closed or overflowed(self.flat_model.optimizer):
             return
         self.abandon_step()
+        self.raise_background_error()
         self.staging.note_training_stream()
         self.start_background()
-        self.state.in_step, self._void = True, False
+        self.state.in_step, self._void, self._updated = True, False, False
         self._gradient_at = time.monotonic()
         self.lock.acquire()
         self.flat_model.enter_step()
@@ -57,7 +63,7 @@ class Driver:
             self.state.stale_gradient, self._void = False, True
             self.flat_model.skip_update()
             return
-        self._step = self.method.step(self.worker)
+        self._step = self._generator("step") if self.method.step is not None else _update()
         if self._run_step():
             self.flat_model.before_update()
         else:
@@ -76,8 +82,7 @@ class Driver:
         if self._step is not None:
             self.flat_model.after_update()
             self._run_step()
-        if self.flat_model.two_vectors:
-            self.method.eval_point(self.worker, self.flat_model.weights)
+        self.state.write_eval_point()
         self.flat_model.leave_step()
         if not self._void:
             self.worker.count_step()
@@ -102,7 +107,11 @@ class Driver:
             except StopIteration:
                 self._step = None
                 return False
+            check_effect(self.method, "step", effect)
             if isinstance(effect, Update):
+                if self._updated:
+                    raise MethodError(f"step of method {self.method.name} yielded Update twice: expected one per step")
+                self._updated = True
                 return True
             merges.requested(effect)
             began = time.monotonic()
@@ -125,31 +134,47 @@ class Driver:
 
     def start_background(self) -> None:
         """Start the background part, if the method has one. At the first step: a state may be loaded until then."""
-        if self._thread is None and type(self.method).background is not Method.background:
+        if self._thread is None and self.method.background is not None:
             self._thread = threading.Thread(target=self._run_background, name="gossamer-background", daemon=True)
             self._thread.start()
 
     def _run_background(self) -> None:
         if self.flat_model.device.type == "cuda":
             torch.cuda.set_device(self.flat_model.device)
-        generator = self.method.background(self.worker)
+        generator: MethodGenerator | None = None
         merges = _MergeRecorder(self.worker)
         answer: Any = None
         # It ends only where it waits for its next exchange or step: an exchange that was agreed on is completed.
         try:
+            generator = self._generator("background")
             while True:
                 with self.lock, self.staging.on_training_stream(), merges.resume(answer):
                     effect, answer = generator.send(answer), None
+                check_effect(self.method, "background", effect)
                 merges.requested(effect)
                 try:
                     answer = self.effects.answer(effect, BACKGROUND)
-                except StepRetry:
+                except (StepRetry, CommAborted) as lost:
                     generator.close()
-                    generator, answer = self.method.background(self.worker), None
+                    if isinstance(lost, CommAborted):
+                        self.effects.wait_for_rebuild()
+                    generator, answer = self._generator("background"), None
         except (TrainingEnded, StopIteration):
             pass
+        except BaseException as error:
+            # The next step raises it: nobody would see it here.
+            self._error = error
         finally:
-            generator.close()
+            if generator is not None:
+                generator.close()
+
+    def raise_background_error(self) -> None:
+        """Raise what ended the background part."""
+        if self._error is not None:
+            raise self._error
+
+    def _generator(self, part: str) -> MethodGenerator:
+        return check_generator(self.method, part, getattr(self.method, part)(self.worker))
 
     @property
     def background_started(self) -> bool:
@@ -168,11 +193,15 @@ class Driver:
 
     def finish_method(self, of: Membership) -> None:
         """Run the method's ``finish`` among the members of ``of``."""
-        generator = self.method.finish(self.worker)
+        if self.method.finish is None:
+            return
+        generator = self._generator("finish")
         answer: Any = None
         with contextlib.suppress(StopIteration, StepRetry, TrainingEnded):
             while True:
-                answer = self.effects.answer(generator.send(answer), FOREGROUND, of)
+                effect = generator.send(answer)
+                check_effect(self.method, "finish", effect)
+                answer = self.effects.answer(effect, FOREGROUND, of)
 
     def close(self) -> None:
         self.abandon_step()
@@ -200,7 +229,7 @@ class _MergeRecorder:
         if isinstance(effect, Wait):
             self._since_step = effect.ticket.since_step
         else:
-            self._since_step = self.worker.step if isinstance(effect, Mean | Gather | Swap) else None
+            self._since_step = self.worker.step if isinstance(effect, Mean | Gather | Shift | Swap) else None
 
     @contextlib.contextmanager
     def resume(self, answer: Any) -> Iterator[None]:
@@ -209,6 +238,11 @@ class _MergeRecorder:
         yield
         if since_step is not None and answer is not None:
             self.worker.recorder.merged(self.worker.rank, began, time.monotonic(), self.worker.step - since_step)
+
+
+def _update() -> MethodGenerator:
+    """The step of a method without one of its own."""
+    yield Update()
 
 
 def prepare_gradients(

@@ -10,16 +10,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.effects import Effect, Gather, Mean, Pair, Start, Swap, Ticket, Wait, WaitSteps
-from gossamer.process.collectives.groups import Groups
-from gossamer.process.collectives.membership import ASYNC, FOREGROUND, CommAborted, Membership, StepRetry
+from gossamer.effects import Effect, Gather, Mean, Pair, Shift, Shifted, Start, Swap, Ticket, Wait, WaitSteps
+from gossamer.errors import MethodError
+from gossamer.process.collectives.call import Call
+from gossamer.process.collectives.groups import TAIL, Groups
+from gossamer.process.collectives.membership import ASYNC, CommAborted, Membership, StepRetry
 from gossamer.process.daemon_executor import DaemonExecutor
 from gossamer.process.lifecycle import TrainingEnded
-from gossamer.process.pairwise.exchanges import PairwiseExchanges
+from gossamer.process.pairwise.exchanges import SCALAR_BYTES, PairwiseExchanges
 from gossamer.process.runtime.worker_state import WorkerState, is_finite
 
 WAKE_S = 0.1
 """How often a thread that waits for steps checks whether training has stopped."""
+
+REBUILD_POLL_S = 0.01
 
 
 class EffectHandler:
@@ -29,7 +33,8 @@ class EffectHandler:
         self.state, self.worker, self.groups, self.exchanges = state, state.worker, groups, exchanges
         self.lifecycle, self.staging, self.metrics = state.lifecycle, state.staging, state.metrics
         self._step_done = threading.Condition()
-        self._async_channel: DaemonExecutor | None = None
+        self._async_channels: dict[str, DaemonExecutor] = {}
+        """One per topic: communication of different topics is started in any order."""
 
     def answer(self, effect: Effect, channel: str, of: Membership | None = None, started_in: int | None = None) -> Any:
         """Do what a method asks for and return the answer; in no other generation than ``started_in``, if given."""
@@ -39,28 +44,55 @@ class EffectHandler:
         if isinstance(effect, Mean):
             return self._mean(effect, channel, of, started_in)
         if isinstance(effect, Gather):
-            return self._gather(effect, channel, of)
+            return self._gather(effect, channel, of, started_in)
+        if isinstance(effect, Shift):
+            return self._shift(effect, channel, of, started_in)
         if isinstance(effect, Pair):
             return self.exchanges.pair(effect)
         if isinstance(effect, Swap):
             return self.exchanges.swap(effect)
         if isinstance(effect, Start):
-            return self._start(effect, of)
+            return self._start(effect.effect, of)
         assert isinstance(effect, Wait)
-        try:
-            return self.state.in_flight.pop(effect.ticket).result()
-        except CommAborted:
-            if of is self.groups.train:
-                self.groups.train.rebuild(FOREGROUND)
-            raise StepRetry from None
+        return self._wait(effect.ticket, channel, of)
 
-    def _start(self, effect: Start, of: Membership) -> Ticket:
-        if self._async_channel is None:
-            self._async_channel = DaemonExecutor("gossamer-async")
-        ticket = Ticket(effect.effect, since_step=self.worker.step)
-        call = partial(self.answer, effect.effect, ASYNC, of, of.generation)
-        self.state.in_flight[ticket] = self._async_channel.submit(call)
+    def _start(self, effect: Mean | Gather | Shift | Swap, of: Membership) -> Ticket:
+        topic = "swap" if isinstance(effect, Swap) else effect.topic
+        channel = f"{ASYNC} {topic}"
+        if channel not in self._async_channels:
+            self._async_channels[channel] = DaemonExecutor(f"gossamer-{channel.replace(' ', '-')}")
+        ticket = Ticket(effect, since_step=self.worker.step)
+        call = partial(self.answer, effect, channel, of, of.generation)
+        self.state.in_flight[ticket] = self._async_channels[channel].submit(call)
         return ticket
+
+    def _wait(self, ticket: Ticket, channel: str, of: Membership) -> Any:
+        if not ticket.done:
+            if ticket not in self.state.in_flight:
+                raise MethodError(f"method {self.state.method.name} waits for {ticket!r}, which is not in flight")
+            effect = ticket.effect
+            if not isinstance(effect, Swap):
+                of.waits.begin(channel, _call(effect), of.members_of(getattr(effect, "group", None)))
+            try:
+                ticket.answer = self.state.in_flight.pop(ticket).result()
+                ticket.done = True
+            except CommAborted:
+                if channel != of.owner:
+                    raise
+                if of is self.groups.train:
+                    of.rebuild(channel)
+                raise StepRetry from None
+            finally:
+                of.waits.end(channel, completed=ticket.done)
+        return ticket.answer
+
+    def wait_for_rebuild(self) -> None:
+        """Wait until the training has rebuilt the membership in which a collective of the background was lost."""
+        of = self.groups.train
+        while of.requested > of.generation:
+            if self.lifecycle.stopped:
+                raise TrainingEnded
+            time.sleep(REBUILD_POLL_S)
 
     def _wait_steps(self, target: int) -> None:
         with self._step_done:
@@ -75,34 +107,57 @@ class EffectHandler:
 
     # Collectives
 
-    def _mean(self, effect: Mean, channel: str, of: Membership, started_in: int | None) -> Tensor:
+    def _mean(self, effect: Mean, channel: str, of: Membership, started_in: int | None) -> Any:
+        call = _call(effect)
+        mean_of = partial(self.groups.mean, of, channel, call=call, started_in=started_in)
         with self.staging.sending(channel, effect.vector) as (vector,):
             # A method is through with one answer before it asks for the next of that topic: one buffer serves all.
-            out = None if vector.is_cuda else self.staging.host_buffer(f"{channel} {effect.topic} mean", vector)
-            mean, size = self.groups.mean(of, channel, vector, effect.group, out, started_in)
-            self._count(of, channel, f"{effect.topic}/{effect.round}", size, 2 * (size - 1) / size, vector)
-            if size > 1 and not is_finite(mean):
+            out = None if vector.is_cuda else self._host_buffer(f"{channel} {effect.topic} mean", vector)
+            result = mean_of(vector, weight=effect.weight, scalars=effect.scalars, out=out)
+            size = result.members
+            self._count(of, channel, call, size, 2 * (size - 1) / size, vector, num_scalars=len(effect.scalars))
+            if size > 1 and not is_finite(result.mean):
                 # All members see this: they repeat the mean without the vectors that are not finite.
                 finite = is_finite(vector)
-                share = vector.new_ones(1) if finite else vector.new_zeros(1)
-                extended = torch.cat((vector if finite else torch.zeros_like(vector), share))
-                repeated, _ = self.groups.mean(of, channel, extended, effect.group, started_in=started_in)
-                if repeated[-1] > 0:
-                    mean = torch.div(repeated[:-1], repeated[-1], out=mean)
-                self._refuse(own=not finite, of=of, others_finite=bool(repeated[-1] > 0))
-        return self.staging.to_device(mean)
+                part = vector if finite else torch.zeros_like(vector)
+                repeated = mean_of(part, weight=effect.weight if finite else 0.0, scalars=effect.scalars)
+                if repeated.weight > 0:
+                    result = repeated
+                self._refuse(own=not finite, of=of, others_finite=repeated.weight > 0)
+        mean = self.staging.to_device(result.mean)
+        return (mean, result.scalars) if effect.scalars else mean
 
-    def _gather(self, effect: Gather, channel: str, of: Membership) -> list[tuple[Tensor, ...]]:
+    def _host_buffer(self, name: str, vector: Tensor, extra: int = TAIL) -> Tensor:
+        return self.staging.host_buffer(name, vector, len(vector) + extra)
+
+    def _gather(self, effect: Gather, channel: str, of: Membership, started_in: int | None) -> list[tuple[Tensor, ...]]:
+        call = _call(effect)
         with self.staging.sending(channel, *effect.tensors) as tensors:
-            gathered = self.groups.gather(of, channel, tensors)
+            gathered = self.groups.gather(of, channel, tensors, call, started_in)
         size = len(gathered)
-        self._count(of, channel, f"{effect.topic}/{effect.round}", size, size - 1, *tensors)
+        self._count(of, channel, call, size, size - 1, *tensors)
         finite = [all(is_finite(tensor) for tensor in each if tensor.is_floating_point()) for each in gathered]
         if not all(finite) and size > 1:
-            own = of.members.index(self.worker.rank)
+            own = of.members_of(effect.group).index(self.worker.rank)
             self._refuse(own=not finite[own], of=of, others_finite=any(finite))
             gathered = [each for each, good in zip(gathered, finite, strict=True) if good or not any(finite)]
         return [tuple(self.staging.to_device(tensor) for tensor in each) for each in gathered]
+
+    def _shift(self, effect: Shift, channel: str, of: Membership, started_in: int | None) -> Shifted:
+        call = _call(effect)
+        sent = self.staging.to_host(effect.vector, f"{channel} shifted")
+        out = self._host_buffer(f"{channel} {effect.topic} shift", sent, extra=0)
+        received, scalars, delivered = self.groups.shift(
+            of, channel, sent, effect.to, effect.source, call, scalars=effect.scalars, out=out, started_in=started_in
+        )
+        if effect.to != self.worker.rank and (delivered or received is not None):
+            num_scalars = len(effect.scalars) if delivered else 0
+            self._count(of, channel, call, len(of.members), int(delivered), sent, num_scalars=num_scalars)
+        if received is not None and not is_finite(received):
+            self.metrics.refused += 1
+            self.state.events.append(f"refused a message of worker {effect.source}: not finite")
+            received, scalars = None, ()
+        return Shifted(None if received is None else self.staging.to_device(received), scalars, delivered)
 
     def _refuse(self, own: bool, of: Membership, others_finite: bool) -> None:
         """A part of a collective is not finite. It is left out, unless all parts are so."""
@@ -116,16 +171,18 @@ class EffectHandler:
         else:
             self.state.events.append("our weights are not finite, and nobody's are")
 
-    def _count(self, of: Membership, channel: str, name: str, size: int, share: float, *tensors: Tensor) -> None:
+    def _count(
+        self, of: Membership, channel: str, call: Call, size: int, share: float, *tensors: Tensor, num_scalars: int = 0
+    ) -> None:
         """Count and record a collective of ``size`` members, each of which sent ``share`` times its tensors."""
         if size == 1:
             return
-        sent_bytes = round(share * sum(tensor.nbytes for tensor in tensors))
+        sent_bytes = round(share * (sum(tensor.nbytes for tensor in tensors) + SCALAR_BYTES * num_scalars))
         self.metrics.exchanges += 1
         self.metrics.bytes_sent += sent_bytes
         members, started = of.last_collective[channel]
         # All members know the collective by the same name.
-        name = f"{of.generation}/{name}/{members[0]}"
+        name = f"{of.generation}/{call.topic}/{call.round}/{members[0]}"
         self.worker.recorder.exchanged(members, started, time.monotonic(), sent_bytes, name)
 
     # Closing
@@ -135,5 +192,13 @@ class EffectHandler:
             future.exception()
 
     def close(self, timeout_s: float) -> None:
-        if self._async_channel is not None:
-            self._async_channel.close(timeout_s)
+        for async_channel in self._async_channels.values():
+            async_channel.close(timeout_s)
+
+
+def _call(effect: Mean | Gather | Shift) -> Call:
+    """Return the name that all members of a collective give it."""
+    tensors = effect.tensors if isinstance(effect, Gather) else (effect.vector,)
+    layout = ", ".join(f"{tensor.numel()} {str(tensor.dtype).removeprefix('torch.')}" for tensor in tensors)
+    group = None if isinstance(effect, Shift) else effect.group
+    return Call(type(effect).__name__, effect.topic, effect.round, group, layout)

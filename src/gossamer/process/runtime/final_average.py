@@ -10,6 +10,7 @@ import time
 
 import torch
 
+from gossamer.process.collectives.call import Call
 from gossamer.process.collectives.membership import FOREGROUND, StepRetry
 from gossamer.process.lifecycle import TrainingEnded
 from gossamer.process.pairwise.screening import absurd
@@ -43,7 +44,8 @@ class FinalAverage:
         try:
             self.of.begin()
             # The first message: if the connections fail, nobody has begun yet and all can start again.
-            begun = self.groups.gather(self.of, FOREGROUND, (torch.tensor([int(self._method_finished)]),))
+            flag_of_ours = (torch.tensor([int(self._method_finished)]),)
+            begun = self.groups.gather(self.of, FOREGROUND, flag_of_ours, Call("Gather", "begun", 0))
             if not any(int(flag) for (flag,) in begun):
                 self._method_finished = True
                 self.runtime.driver.finish_method(self.of)
@@ -64,19 +66,21 @@ class FinalAverage:
             counts = is_finite(x) and is_finite(buffers) and not self.runtime.state.needs_state
             self._standing = COUNTS if counts else EXCLUDED
         own = torch.tensor([self._standing, torch.linalg.vector_norm(x)], dtype=torch.float64)
-        standings = torch.stack([row for (row,) in self.groups.gather(of, FOREGROUND, (own,))])
+        standings = torch.stack(
+            [row for (row,) in self.groups.gather(of, FOREGROUND, (own,), Call("Gather", "standings", 0))]
+        )
         # Only the best standing counts: where somebody has the average, that; where nobody counts, everybody.
         best = standings[:, 0] == standings[:, 0].max()
         typical_norm = float(standings[best, 1].median())
         best &= torch.tensor([not absurd(float(norm), typical_norm) for norm in standings[:, 1]])
         if not best.any():
             best[:] = True
-        share = int(best.sum()) / len(best)
         counts = bool(best[of.members.index(self.rank)])
         means = []
-        for vector in (x, buffers):
-            part = vector if counts else torch.zeros_like(vector)
-            means.append(self.groups.mean(of, FOREGROUND, part)[0].div_(share) if len(vector) else vector)
+        for name, vector in (("weights", x), ("buffers", buffers)):
+            part, call = vector if counts else torch.zeros_like(vector), Call("Mean", name, 0)
+            result = self.groups.mean(of, FOREGROUND, part, call, weight=float(counts)) if len(vector) else None
+            means.append(vector if result is None else result.mean)
         flat_model.x.copy_(means[0])
         flat_model.load_buffers(means[1])
 

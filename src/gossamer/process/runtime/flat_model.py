@@ -13,11 +13,13 @@ precision that averaging gains. The same goes for a parameter that would start a
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, nn
 
 from gossamer import memory
-from gossamer.errors import InputError
+from gossamer.errors import InputError, unknown
 from gossamer.flat import Flat
 
 
@@ -68,6 +70,10 @@ class FlatModel:
         """After the optimizer's step, once ``weights`` holds the point of the next gradient."""
         if self.two_vectors:
             self._point_parameters_at(self._weight_views)
+        self.round_parameters()
+
+    def round_parameters(self) -> None:
+        """Round the parameters that are not views of ``weights`` from it."""
         self._round_parameters(self.weights)
 
     def _round_parameters(self, vector: Tensor) -> None:
@@ -113,6 +119,27 @@ class FlatModel:
                     parameter.grad = view.to(parameter.dtype, copy=True)
                 else:
                     parameter.grad.copy_(view)
+
+    def read_optimizer_state(self, name: str) -> Tensor:
+        """Return the optimizer's state ``name`` of all parameters as one vector, zero where it has none yet."""
+        out = torch.zeros_like(self.x)
+        for state, view in self._optimizer_states(name, out):
+            view.copy_(state)
+        return out
+
+    def write_optimizer_state(self, name: str, value: Tensor) -> None:
+        for state, view in self._optimizer_states(name, value):
+            state.copy_(view)
+
+    def _optimizer_states(self, name: str, vector: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the state ``name`` of each parameter that has it, and the part of ``vector`` that belongs to it."""
+        states = [self.optimizer.state.get(parameter, {}) for parameter in self.parameters]
+        if any(states) and not any(isinstance(state.get(name), Tensor) for state in states):
+            known = sorted({key for state in states for key, value in state.items() if isinstance(value, Tensor)})
+            raise unknown(f"state of {type(self.optimizer).__name__}", name, known)
+        for state, part in zip(states, self.flat.parts, strict=True):
+            if isinstance(state.get(name), Tensor):
+                yield state[name], part.view(vector)
 
     def skip_update(self) -> None:
         """Make the optimizer's step do nothing: every torch optimizer skips parameters without a gradient."""

@@ -62,6 +62,16 @@ class ProcessWorker:
             self.vectors[name] = memory.zeros(size, self.x.dtype, self.x.device)
         return self.vectors[name]
 
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        return (*(part.start for part in self.flat_model.flat.parts), self.flat_model.flat.size)
+
+    def read_optimizer_state(self, name: str) -> Tensor:
+        return self.flat_model.read_optimizer_state(name)
+
+    def write_optimizer_state(self, name: str, value: Tensor) -> None:
+        self.flat_model.write_optimizer_state(name, value)
+
     def optimizer_setting(self, name: str) -> Any:
         return self.flat_model.optimizer.param_groups[0][name]
 

@@ -44,14 +44,18 @@ class Staging:
         else:
             yield
 
-    def host_buffer(self, name: str, like: Tensor) -> Tensor:
-        """Return the host buffer called ``name`` in the shape of ``like``; the same one every time."""
-        key = (name, like.shape, like.dtype)
+    def host_buffer(self, name: str, like: Tensor, length: int | None = None) -> Tensor:
+        """Return the host buffer called ``name``, the same one every time: in the shape of ``like``, or a vector of
+        ``length`` elements."""
+        shape = like.shape if length is None else torch.Size([length])
+        key = (name, shape, like.dtype)
         if key not in self._buffers:
             if self._cuda:
-                self._buffers[key] = torch.empty(like.shape, dtype=like.dtype, pin_memory=True)
-            else:
+                self._buffers[key] = torch.empty(shape, dtype=like.dtype, pin_memory=True)
+            elif length is None:
                 self._buffers[key] = memory.zeros_like(like)
+            else:
+                self._buffers[key] = memory.zeros(length, like.dtype, like.device)
         return self._buffers[key]
 
     def to_host(self, tensor: Tensor, name: str) -> Tensor:

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 from torch import Tensor
 
 from gossamer.errors import InputError
+from gossamer.process.collectives.call import Call
 from gossamer.process.collectives.membership import FOREGROUND, StepRetry
 from gossamer.process.metrics import Metrics
 from gossamer.process.runtime.final_average import FinalAverage
@@ -105,8 +106,10 @@ class Swarm:
         try:
             groups.averaged.begin()
             return [
-                groups.mean(groups.averaged, FOREGROUND, vector.to("cpu"))[0] if len(vector) else vector
-                for vector in vectors
+                groups.mean(groups.averaged, FOREGROUND, vector.to("cpu"), Call("Mean", "swarm", at)).mean
+                if len(vector)
+                else vector
+                for at, vector in enumerate(vectors)
             ]
         except StepRetry:
             # The others may have their mean already and have gone on: it cannot be repeated.

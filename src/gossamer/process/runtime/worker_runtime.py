@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from gossamer.methods import Method
+from gossamer.methods.contract import check_declaration
 from gossamer.process.collectives import nccl
 from gossamer.process.collectives.group_builder import GroupBuilder
 from gossamer.process.collectives.groups import Groups
@@ -53,8 +54,9 @@ class WorkerRuntime:
         """Join the other workers; returns when all of them have joined."""
         self.method, self.rank = method, rank_info.rank
         self.everybody = range(topology.workers)
-        has_background = type(method).background is not Method.background
-        two_vectors = has_background or type(method).eval_point is not Method.eval_point
+        check_declaration(method)
+        has_background = method.background is not None
+        two_vectors = has_background or method.eval_point is not None
         self.flat_model = FlatModel(model, optimizer, two_vectors)
         # Bounded and cheap, so that one is there even if nobody reads it.
         self.recorder = recorder or Recorder([self.rank])
@@ -71,7 +73,7 @@ class WorkerRuntime:
         self.store = rank_info.connect_store()
         self.heartbeats = Heartbeats(self.rank, self.store)
         builder = GroupBuilder(self.rank, self.store)
-        # A method that averages in the background also rebuilds its membership there, so no step waits for it.
+        # A method that averages in the background only also rebuilds its membership there, so no step waits for it.
         self._owner = BACKGROUND if has_background and not method.lockstep else FOREGROUND
         self.groups = Groups(topology.workers, builder, self.heartbeats, self.state, self.lifecycle, self._owner)
         neighbours = topology.neighbours(self.rank) if method.pairwise else ()
@@ -85,9 +87,8 @@ class WorkerRuntime:
         except BaseException:
             self.close()
             raise
-        if two_vectors:
-            method.eval_point(self.worker, self.flat_model.weights)
-            self.flat_model.load_weights(self.flat_model.weights)
+        method.begin(self.worker)
+        self.state.write_eval_point()
 
     # Joining
 
@@ -132,7 +133,7 @@ class WorkerRuntime:
         self.state.needs_state = True
         self.groups.train.cancelled = lambda: False
         self.state.events.append("came back: taking over from the others")
-        if self.method.pairwise:
+        if self.method.pairwise and not self.method.lockstep:
             self._take_weights_of_a_peer()
         else:
             self.groups.train.request_next()
@@ -204,6 +205,7 @@ class WorkerRuntime:
     def finish_training(self) -> None:
         """Stop training here, and wait until every other worker has, serving those that still train."""
         self.driver.abandon_step()
+        self.driver.raise_background_error()
         self.lifecycle.advance(Phase.DONE)
         self.heartbeats.publish_done(True)
         leave_groups_at = time.monotonic() + LEAVE_GROUPS_AFTER_S

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.effects import Gather, Mean, Ticket
+from gossamer.effects import Mean, Shifted, Ticket
 from gossamer.errors import InputError
 from gossamer.methods import Method
 from gossamer.process.collectives.membership import FOREGROUND, CommAborted
@@ -50,17 +50,18 @@ class WorkerState:
         return self.worker.step if channel == FOREGROUND else 0
 
     def export_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        shared = [name for name in self.method.shared if name in self.method.shared_vectors]
-        with self.lock:
+        with self.lock, self.staging.on_training_stream():
             tensors = {"x": self.flat_model.x}
             tensors |= {f"buffer/{name}": buffer for name, buffer in self._buffers().items()}
-            tensors |= {f"vector/{name}": self.worker.vector(name) for name in shared}
+            vectors = self.worker.vectors
+            tensors |= {f"vector/{name}": vectors[name] for name in self.method.shared if name in vectors}
             rest: dict[str, Any] = {
                 "step": self.worker.step,
                 "scalars": {name: value for name, value in self.worker.scalars.items() if name in self.method.shared},
                 "optimizer": {},
             }
-            if self.method.same_updates:
+            if self.method.lockstep:
+                # All workers are at the same step: a peer's moments fit its weights.
                 for index, name, value in self._optimizer_state():
                     if isinstance(value, Tensor):
                         tensors[f"optimizer/{index}/{name}"] = value
@@ -74,18 +75,20 @@ class WorkerState:
                 f"the others' model has {tensors['x'].numel()} trainable parameters and worker {self.worker.rank}'s "
                 f"{self.flat_model.x.numel()}: expected the same model on all workers"
             )
-        with self.lock:
+        with self.lock, self.staging.on_training_stream():
+            begins_anew = self.nonfinite or self.needs_state
+            if begins_anew:
+                self._forget()
             if self.nonfinite:
-                self.reset_vectors()
                 # Workers in lockstep take over within a step, which is void anyway.
-                self.nonfinite, self.stale_gradient = False, not self.method.lockstep
+                self.stale_gradient = not self.method.lockstep
             self.flat_model.x.copy_(tensors["x"])
             for name, tensor in tensors.items():
                 kind, _, key = name.partition("/")
                 if kind == "buffer":
                     self._buffers()[key].copy_(tensor)
                 elif kind == "vector":
-                    self.worker.vector(key).copy_(tensor)
+                    self.worker.vector(key, len(tensor)).copy_(tensor)
                 elif kind == "optimizer":
                     self._load_optimizer_entry(key, tensor)
             for key, value in rest["optimizer"].items():
@@ -93,14 +96,27 @@ class WorkerState:
             self.worker.scalars.update(rest["scalars"])
             if self.method.lockstep:
                 self.worker.step = rest["step"]
-            self.flat_model.load_weights(self.flat_model.x)
-            self.needs_state = False
+            if self.nonfinite:
+                self.method.begin(self.worker)
+            self.needs_state = self.nonfinite = False
+            if not self.in_step:
+                self.write_eval_point()
 
-    def reset_vectors(self) -> None:
-        """Zero the method's vectors and the optimizer's moments: they belong to weights that were replaced."""
+    def write_eval_point(self) -> None:
+        """Write the parameters of the next gradient into ``weights``."""
+        if self.method.eval_point is not None:
+            self.method.eval_point(self.worker, self.flat_model.weights)
+        elif self.flat_model.two_vectors:
+            self.flat_model.weights.copy_(self.flat_model.x)
+        self.flat_model.round_parameters()
+
+    def _forget(self) -> None:
+        """Drop the method's state and the optimizer's moments: they belong to weights that are replaced."""
         moments = [value for _, _, value in self._optimizer_state() if isinstance(value, Tensor) and value.dim()]
         for tensor in (*self.worker.vectors.values(), *moments):
             tensor.zero_()
+        self.worker.scalars.clear()
+        self.worker.tickets.clear()
 
     def on_membership_change(self) -> None:
         self.events.append("the group was rebuilt")
@@ -163,11 +179,7 @@ class WorkerState:
                 answer = self.in_flight[ticket].result()
             except (CommAborted, KeyError):
                 continue
-            if isinstance(answer, Tensor):
-                answers[name] = {"mean": _host_copy(answer)}
-            else:
-                gathered = {str(at): _host_copy(tensor) for at, tensor in enumerate(t for ts in answer for t in ts)}
-                answers[name] = {"gathered": gathered, "of": len(answer)}
+            answers[name] = encode_answer(answer)
         return answers
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -196,26 +208,42 @@ class WorkerState:
                 self._restore_in_flight(name, answer)
             if sorted(worker.tickets) != state["tickets"]:
                 self.method.on_membership_change(worker)
-            if self.flat_model.two_vectors:
-                self.method.eval_point(worker, self.flat_model.weights)
-            self.flat_model.load_weights(self.flat_model.weights)
+            self.write_eval_point()
 
     def _restore_in_flight(self, name: str, saved: dict[str, Any]) -> None:
         """Recreate a communication in flight whose answer has already arrived."""
-        device = self.flat_model.device
-        answer: Any
-        if "mean" in saved:
-            answer = saved["mean"].to(device)
-            ticket = Ticket(Mean(answer, round=self.worker.step))
-        else:
-            tensors = [tensor.to(device) for tensor in saved["gathered"].values()]
-            per_worker = len(tensors) // saved["of"]
-            answer = [tuple(tensors[at : at + per_worker]) for at in range(0, len(tensors), per_worker)]
-            ticket = Ticket(Gather(answer[0], round=self.worker.step))
+        answer = decode_answer(saved, self.flat_model.device)
         future: Future[Any] = Future()
         future.set_result(answer)
+        ticket = Ticket(Mean(self.flat_model.x, round=self.worker.step), since_step=self.worker.step)
         self.worker.tickets[name] = ticket
         self.in_flight[ticket] = future
+
+
+def encode_answer(answer: Any) -> dict[str, Any]:
+    """Return the answer to a communication as tensors (copies in host memory) and JSON data."""
+    if isinstance(answer, Tensor):
+        return {"tensor": _host_copy(answer)}
+    if isinstance(answer, list):
+        gathered = {str(at): _host_copy(tensor) for at, tensor in enumerate(t for ts in answer for t in ts)}
+        return {"gathered": gathered, "of": len(answer)}
+    if answer is None:
+        return {}
+    vector, scalars, *delivered = answer
+    tensor = {} if vector is None else {"tensor": _host_copy(vector)}
+    return {**tensor, "scalars": list(scalars), **({"delivered": delivered[0]} if delivered else {})}
+
+
+def decode_answer(saved: dict[str, Any], device: torch.device) -> Any:
+    """Return the answer that ``encode_answer`` encoded."""
+    if "gathered" in saved:
+        tensors = [tensor.to(device) for tensor in saved["gathered"].values()]
+        per_worker = len(tensors) // saved["of"]
+        return [tuple(tensors[at : at + per_worker]) for at in range(0, len(tensors), per_worker)]
+    vector = saved["tensor"].to(device) if "tensor" in saved else None
+    if "delivered" in saved:
+        return Shifted(vector, tuple(saved["scalars"]), saved["delivered"])
+    return (vector, tuple(saved["scalars"])) if "scalars" in saved else vector
 
 
 def is_finite(tensor: Tensor) -> bool:
