@@ -30,7 +30,7 @@ PARTITIONS = ("by-class", "dirichlet:0.1", "iid")
 ON_GRAPHS = ("gossip", "a2cid2", "overlap", "noloco")
 """Methods that communicate along the topology."""
 AMONG_ALL = ("allreduce", "divisible", "localsgd", "lasgd", "diloco", "sgp")
-QUASI_GLOBAL = ("gossip", "a2cid2", "overlap", "lasgd", "localsgd", "sgp")
+QUASI_GLOBAL = ("gossip", "a2cid2", "overlap", "lasgd", "localsgd", "sgp", "noloco")
 PERIODS = (5, 20, 50)
 SEEDS = (0, 1, 2)
 

@@ -39,6 +39,7 @@ from typing import ClassVar
 from gossamer.effects import MethodGenerator, Shift, Start, Update, Wait, yields
 from gossamer.errors import InputError
 from gossamer.methods.method import Method, MethodConfig
+from gossamer.methods.quasi_global import AveragingConfig
 from gossamer.settings import option
 from gossamer.topology import Topology
 from gossamer.vector_math import combine
@@ -48,7 +49,7 @@ GRAPHS = ("exponential", "ring", "pairs")
 
 
 @dataclass(frozen=True, kw_only=True)
-class SGPConfig(MethodConfig):
+class SGPConfig(AveragingConfig):
     graph: str = option("exponential", "who sends to whom", choices=GRAPHS)
     overlap: bool = option(False, "add a message one step after it was sent", metavar="BOOL")
 
