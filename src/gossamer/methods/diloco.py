@@ -43,7 +43,6 @@ from typing import TYPE_CHECKING, ClassVar
 from gossamer.effects import Mean, MethodGenerator, Start, Update, Wait, yields
 from gossamer.errors import InputError
 from gossamer.methods.method import Method, MethodConfig
-from gossamer.methods.quasi_global import AveragingConfig
 from gossamer.settings import option
 from gossamer.topology import Topology
 from gossamer.vector_math import combine
@@ -54,7 +53,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiLoCoConfig(AveragingConfig):
+class DiLoCoConfig(MethodConfig):
     period: int = option(10, "local steps between two averagings of a fragment (H)", minimum=1)
     outer_lr: float = option(0.7, "learning rate of the outer optimizer", above=0)
     outer_momentum: float = option(0.5, "Nesterov momentum of the outer optimizer", minimum=0, maximum=1)

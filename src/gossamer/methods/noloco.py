@@ -38,7 +38,6 @@ from typing import TYPE_CHECKING, ClassVar
 from gossamer.effects import MethodGenerator, Pair, Swap, WaitSteps, yields
 from gossamer.errors import InputError
 from gossamer.methods.method import Method, MethodConfig
-from gossamer.methods.quasi_global import AveragingConfig
 from gossamer.settings import option
 from gossamer.topology import Topology
 from gossamer.vector_math import combine
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, kw_only=True)
-class NoLoCoConfig(AveragingConfig):
+class NoLoCoConfig(MethodConfig):
     period: int = option(4, "local steps between two outer steps (H)", minimum=1)
     outer_lr: float = option(0.7, "learning rate of the outer optimizer (β)", above=0)
     outer_momentum: float = option(0.5, "momentum of the outer optimizer (μ)", minimum=0, maximum=0.99)

@@ -75,7 +75,8 @@ def check_content(method: str, part: str, rank: int, effect: Collective | Swap, 
 
 
 def _check_device(where: str, tensor: Any, device: torch.device) -> None:
-    if tensor.device != device:
+    # A device without an index is the current one.
+    if tensor.device.type != device.type or (device.index is not None and tensor.device.index != device.index):
         raise MethodError(f"{where} of a tensor on {tensor.device}: expected one on the worker's device, {device}")
 
 
