@@ -108,7 +108,8 @@ class SGP(Method):
         received, scalars, delivered = yield Wait(ticket)
         # Only now: if the step is abandoned while it waits, ``finish`` still finds the ticket.
         worker.tickets.pop("push", None)
-        in_flight = worker.scalars.pop("in_flight")
+        # A worker that is left alone has taken it back already (on_membership_change).
+        in_flight = worker.scalars.pop("in_flight", 0.0)
         if not delivered:
             worker.scalars["weight"] += in_flight
         if received is not None and scalars[0] > 0.0:
