@@ -14,11 +14,27 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.effects import Gather, Mean, MethodGenerator, Pair, Start, Swap, Ticket, Update, Wait, WaitSteps
+from gossamer.effects import (
+    Gather,
+    Mean,
+    MethodGenerator,
+    Pair,
+    Shift,
+    Shifted,
+    Start,
+    Swap,
+    Ticket,
+    Update,
+    Wait,
+    WaitSteps,
+)
 from gossamer.methods import Method
+from gossamer.methods.contract import check_effect
 from gossamer.topology import Topology
 
 Action = Callable[[], None]
+Give = Callable[[Any], None]
+"""Called with an answer when it reaches the worker."""
 
 
 class Peer:
@@ -32,6 +48,8 @@ class Peer:
         self.scalars: dict[str, float] = {}
         self.tickets: dict[str, Ticket] = {}
         self.vectors: dict[str, Tensor] = {}
+        self.offsets = (0, dim)
+        self.optimizer_state: dict[str, Tensor] = {}
         self.phase = "rest"  # then "computing", then "stepping"
         self.point = x.clone()
 
@@ -41,6 +59,12 @@ class Peer:
     def optimizer_setting(self, name: str) -> Any:
         return {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0}[name]
 
+    def read_optimizer_state(self, name: str) -> Tensor:
+        return self.optimizer_state.get(name, torch.zeros_like(self.x)).clone()
+
+    def write_optimizer_state(self, name: str, value: Tensor) -> None:
+        self.optimizer_state[name] = value.clone()
+
     def snapshot(self, write: Any = None) -> Tensor:
         sent = self.x.clone()
         if write is not None:
@@ -49,8 +73,21 @@ class Peer:
 
 
 class Coroutine:
-    def __init__(self, worker: Peer, generator: Any, ended: Action) -> None:
-        self.worker, self.generator, self.ended = worker, generator, ended
+    def __init__(self, worker: Peer, part: str, generator: Any, ended: Action) -> None:
+        self.worker, self.part, self.generator, self.ended = worker, part, generator, ended
+
+
+class Arrival:
+    """What a worker contributes to a collective, and how it gets the answer."""
+
+    def __init__(self, effect: Mean | Gather | Shift, give: Give) -> None:
+        self.effect, self.give = effect, give
+        self.sent = [tensor.clone() for tensor in sent_by(effect)]
+        self.is_answered = False
+
+    def check_unchanged(self) -> None:
+        for tensor, copy in zip(sent_by(self.effect), self.sent, strict=True):
+            assert torch.equal(tensor, copy), "a vector changed while it was in flight"
 
 
 class Deadlock(AssertionError):
@@ -83,16 +120,19 @@ class AnyOrderWorld:
         self.deliveries: list[Action] = []
         self.sleeping: list[tuple[int, Coroutine]] = []
         self.waiting: dict[Ticket, Coroutine] = {}
-        self.collectives: dict[Any, dict[int, tuple[Mean | Gather, Any, Callable[[Any], None]]]] = {}
+        self.collectives: dict[Any, dict[int, Arrival]] = {}
+        self.last_rounds: dict[tuple[int, str], int] = {}
         self.ready: dict[int, Coroutine] = {}
-        self.swaps: dict[tuple[int, int], tuple[Coroutine, Swap]] = {}
+        self.paired: dict[int, int] = {}
+        """Each worker that has a peer and has not swapped with it."""
+        self.swaps: dict[tuple[int, int], tuple[Swap, Give]] = {}
         self.num_exchanges = self.num_means = 0
         self.ending = False
         """Messages in flight still arrive, but background parts start nothing new."""
         for worker in self.workers:
             method.begin(worker)
             if method.background is not None:
-                self.resume(Coroutine(worker, method.background(worker), lambda: None), None)
+                self.resume(Coroutine(worker, "background", method.background(worker), lambda: None), None)
 
     def draw(self, dim: int) -> Tensor:
         return torch.randn(dim, generator=self.numbers, dtype=torch.float64)
@@ -112,7 +152,7 @@ class AnyOrderWorld:
         unfinished = set(range(len(self.workers)))
         for worker in self.workers:
             ended = lambda rank=worker.rank: unfinished.discard(rank)  # noqa: E731
-            self.resume(Coroutine(worker, self.method.finish(worker), ended), None)
+            self.resume(Coroutine(worker, "finish", self.method.finish(worker), ended), None)
         while unfinished:
             self.act(self.deliveries[:])
 
@@ -154,7 +194,7 @@ class AnyOrderWorld:
         worker.phase = "stepping"
         worker.gradient.copy_(0.3 * worker.point + self.draw(len(worker.x)))
         generator = only_update() if self.method.step is None else self.method.step(worker)
-        self.resume(Coroutine(worker, generator, lambda: self.end_step(worker)), None)
+        self.resume(Coroutine(worker, "step", generator, lambda: self.end_step(worker)), None)
 
     def end_step(self, worker: Peer) -> None:
         self.stepped(worker)
@@ -167,6 +207,7 @@ class AnyOrderWorld:
 
     def pair(self, a: int, b: int) -> None:
         first, second = self.ready.pop(a), self.ready.pop(b)
+        self.paired |= {a: b, b: a}
         self.resume(first, b)
         self.resume(second, a)
 
@@ -181,13 +222,14 @@ class AnyOrderWorld:
                 return
             answer = None
             worker = coroutine.worker
+            check_effect(self.method, coroutine.part, effect)
             if isinstance(effect, Update):
                 displacement = self.draw(len(worker.x))
                 worker.x.add_(displacement)
                 self.added += displacement
             elif isinstance(effect, Start):
                 answer = ticket = Ticket(effect.effect)
-                self.arrive(worker, effect.effect, lambda given, ticket=ticket: self.fulfil(ticket, given))
+                self.communicate(worker, effect.effect, lambda given, ticket=ticket: self.fulfil(ticket, given))
             elif isinstance(effect, Wait) and effect.ticket.done:
                 answer = effect.ticket.answer
             elif isinstance(effect, WaitSteps) and effect.count <= 0:
@@ -202,55 +244,95 @@ class AnyOrderWorld:
             self.waiting[effect.ticket] = coroutine
         elif isinstance(effect, WaitSteps):
             self.sleeping.append((worker.step + effect.count, coroutine))
-        elif isinstance(effect, Mean | Gather):
-            self.arrive(worker, effect, lambda given: self.resume(coroutine, given))
         elif isinstance(effect, Pair):
+            assert worker.rank not in self.paired, "a worker pairs again before it has swapped"
             self.ready[worker.rank] = coroutine
-        elif isinstance(effect, Swap):
-            self.swap(coroutine, effect)
         else:
-            raise TypeError(f"{effect!r} is not an effect")
+            self.communicate(worker, effect, lambda given: self.resume(coroutine, given))
 
     def fulfil(self, ticket: Ticket, answer: Any) -> None:
         ticket.done, ticket.answer = True, answer
         if ticket in self.waiting:
             self.resume(self.waiting.pop(ticket), answer)
 
-    def arrive(self, worker: Peer, effect: Mean | Gather, give: Callable[[Any], None]) -> None:
-        group = effect.group if isinstance(effect, Mean) else None
+    def communicate(self, worker: Peer, effect: Mean | Gather | Shift | Swap, give: Give) -> None:
+        if isinstance(effect, Swap):
+            self.swap(worker, effect, give)
+        else:
+            self.arrive(worker, effect, give)
+
+    def arrive(self, worker: Peer, effect: Mean | Gather | Shift, give: Give) -> None:
+        group = None if isinstance(effect, Shift) else effect.group
         members = tuple(range(len(self.workers))) if group is None else group
         assert worker.rank in members
+        last = self.last_rounds.get((worker.rank, effect.topic), -1)
+        assert effect.round > last, f"round {effect.round} of {effect.topic!r} after round {last}"
+        self.last_rounds[worker.rank, effect.topic] = effect.round
         arrived = self.collectives.setdefault((type(effect), effect.topic, effect.round, group), {})
-        assert worker.rank not in arrived, "a worker arrived twice in one collective"
-        arrived[worker.rank] = (effect, [tensor.clone() for tensor in sent_by(effect)], give)
-        if len(arrived) < len(members) or self.ending:
+        arrived[worker.rank] = Arrival(effect, give)
+        if self.ending:
             return
-        self.num_means += 1
-        for contribution, copies, _ in arrived.values():
-            for tensor, copy in zip(sent_by(contribution), copies, strict=True):
-                assert torch.equal(tensor, copy), "a vector changed while it was in flight"
-        sent = [arrived[rank][1] for rank in members]
-        answer = torch.stack([s[0] for s in sent]).mean(0) if isinstance(effect, Mean) else [tuple(s) for s in sent]
-        for rank in members:
-            self.deliveries.append(lambda give=arrived[rank][2]: give(answer))
+        if isinstance(effect, Shift):
+            self.shift(arrived)
+        elif len(arrived) == len(members):
+            self.num_means += 1
+            for arrival in arrived.values():
+                arrival.check_unchanged()
+            answer = answer_to([arrived[rank] for rank in members])
+            for rank in members:
+                self.deliveries.append(lambda give=arrived[rank].give: give(answer))
 
-    def swap(self, coroutine: Coroutine, swap: Swap) -> None:
-        rank, peer = coroutine.worker.rank, swap.peer
+    def shift(self, arrived: dict[int, Arrival]) -> None:
+        """Answer the workers whose two peers have arrived."""
+        for rank, arrival in arrived.items():
+            shift = arrival.effect
+            if arrival.is_answered or shift.to not in arrived or shift.source not in arrived:
+                continue
+            source = arrived[shift.source]
+            assert source.effect.to == rank, "source is not the inverse of to"
+            assert arrived[shift.to].effect.source == rank, "source is not the inverse of to"
+            arrival.is_answered = True
+            self.num_exchanges += shift.to != rank
+            source.check_unchanged()
+            answer = Shifted(source.sent[0].clone(), source.effect.scalars, True)
+            self.deliveries.append(lambda give=arrival.give, answer=answer: give(answer))
+
+    def swap(self, worker: Peer, swap: Swap, give: Give) -> None:
+        rank, peer = worker.rank, swap.peer
+        assert self.paired.pop(rank, None) == peer, "a worker swaps with another than its peer"
         other = self.swaps.pop((peer, rank), None)
         if other is None:
-            self.swaps[rank, peer] = (coroutine, swap)
+            self.swaps[rank, peer] = (swap, give)
             return
         self.num_exchanges += 1
+        theirs, give_theirs = other
         # Now and then the exchange fails for both.
         failed = self.rest.random() < 0.1
-        for one, received in ((coroutine, other[1].vector), (other[0], swap.vector)):
-            answer = None if failed else received.clone()
-            self.deliveries.append(lambda one=one, answer=answer: self.resume(one, answer))
+        for give_one, received in ((give, theirs), (give_theirs, swap)):
+            vector = received.vector.clone()
+            answer = None if failed else (vector, received.scalars) if received.scalars else vector
+            self.deliveries.append(lambda give_one=give_one, answer=answer: give_one(answer))
+
+
+def answer_to(arrivals: list[Arrival]) -> Any:
+    """Return the answer to a mean or a gather."""
+    if isinstance(arrivals[0].effect, Gather):
+        return [tuple(arrival.sent) for arrival in arrivals]
+    means = [arrival.effect for arrival in arrivals]
+    weights = torch.tensor([mean.weight for mean in means], dtype=torch.float64)
+    shares = weights / (weights.sum() or 1.0)
+    vectors = torch.stack([arrival.sent[0] for arrival in arrivals])
+    # Equal weights: the plain mean, as everywhere.
+    mean = vectors.mean(0) if bool((weights == 1.0).all()) else shares @ vectors
+    if not means[0].scalars:
+        return mean
+    scalars = torch.tensor([mean.scalars for mean in means], dtype=torch.float64)
+    return mean, tuple((shares @ scalars).tolist())
 
 
 def only_update() -> MethodGenerator:
     yield Update()
 
 
-def sent_by(effect: Mean | Gather) -> tuple[Tensor, ...]:
-    return (effect.vector,) if isinstance(effect, Mean) else effect.tensors
+def sent_by(effect: Mean | Gather | Shift) -> tuple[Tensor, ...]:
+    return effect.tensors if isinstance(effect, Gather) else (effect.vector,)
