@@ -20,10 +20,15 @@ DIGITS = {"task": "digits", "workers": 3, "batch": 8, "steps": 13, "clock": "ide
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
 
 
+class ThreeTensors(Peer):
+    """A worker of the world of any order whose model of 4 parameters has three tensors."""
+
+    offsets = property(lambda self: (0, 1, 3, 4), lambda self, value: None)
+
+
 @pytest.fixture(scope="module", autouse=True)
-def model_of_three_tensors():
-    """Where the tensors of the models begin in the world of any order."""
-    with mock.patch.object(Peer, "offsets", (0, 1, 3, 4), create=True):
+def models_of_three_tensors():
+    with mock.patch("any_order_world.Peer", ThreeTensors):
         yield
 
 

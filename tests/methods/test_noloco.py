@@ -169,7 +169,7 @@ def test_settings_that_do_not_fit_are_refused(values, message):
 
 def test_a_worker_that_joins_anchors_at_the_model_it_has_taken_over():
     run = make_run(
-        task="quadratic", dim=4, workers=4, method="noloco", period=2, fail="2@6.5", join="2@12.5", steps=30,
+        task="quadratic", dim=4, workers=4, method="noloco", period=50, fail="2@6.5", join="2@12.5", steps=30,
         compute="constant:1s", link="inf",
     )  # fmt: skip
     cluster = Cluster(run)
