@@ -174,10 +174,13 @@ def recording_cluster(**values: Any) -> tuple[Cluster, Tensor]:
 
 
 def kept_sum(workers: Any) -> Tensor:
-    """Σ_i x_i; with a companion z = x̃ − x, the sum of ½(x_i + x̃_i), which is what A²CiD²'s flow between them keeps."""
+    """What averaging keeps: Σ_i x_i, by their weights if they have some (push-sum).
+
+    With a companion z = x̃ − x, the sum of ½(x_i + x̃_i), which is what A²CiD²'s flow between them keeps.
+    """
     total = 0.0
     for worker in workers:
-        total = total + worker.x
+        total = total + worker.scalars.get("weight", 1.0) * worker.x
         if "z" in worker.vectors:
             total = total + 0.5 * worker.vector("z")
     return total

@@ -48,7 +48,7 @@ class Peer:
         self.scalars: dict[str, float] = {}
         self.tickets: dict[str, Ticket] = {}
         self.vectors: dict[str, Tensor] = {}
-        self.offsets = (0, dim)
+        self.offsets = tuple(range(dim + 1))
         self.optimizer_state: dict[str, Tensor] = {}
         self.phase = "rest"  # then "computing", then "stepping"
         self.point = x.clone()
@@ -222,7 +222,8 @@ class AnyOrderWorld:
                 return
             answer = None
             worker = coroutine.worker
-            check_effect(self.method, coroutine.part, effect)
+            if hasattr(getattr(self.method, coroutine.part), "yields"):  # a part that a test put there has none
+                check_effect(self.method, coroutine.part, effect)
             if isinstance(effect, Update):
                 displacement = self.draw(len(worker.x))
                 worker.x.add_(displacement)
@@ -293,7 +294,7 @@ class AnyOrderWorld:
             assert arrived[shift.to].effect.source == rank, "source is not the inverse of to"
             arrival.is_answered = True
             self.num_exchanges += shift.to != rank
-            source.check_unchanged()
+            arrival.check_unchanged()
             answer = Shifted(source.sent[0].clone(), source.effect.scalars, True)
             self.deliveries.append(lambda give=arrival.give, answer=answer: give(answer))
 

@@ -18,7 +18,7 @@ class Everything(Method):
 
     def begin(self, worker):
         worker.vector("anchor").copy_(worker.x)
-        assert worker.offsets == (0, len(worker.x))
+        assert worker.offsets == tuple(range(len(worker.x) + 1))
 
     @yields(Update, Mean, Gather, Shift, Start, Wait)
     def step(self, worker) -> MethodGenerator:
