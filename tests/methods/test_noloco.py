@@ -130,6 +130,13 @@ def test_a_worker_that_finds_no_peer_is_plain_training():
     close(simulate(run).model, flat(train_alone(run, SGD, steps=9)))
 
 
+def test_an_exchange_sends_two_vectors_each_way():
+    run = make_run(task="digits", workers=4, batch=4, steps=30, method="noloco", topology="complete")
+    result = simulate(run)
+    assert result.final.exchanges > 10
+    assert result.final.bytes_sent == result.final.exchanges * 2 * 8 * result.model.numel()
+
+
 def consensus_left(**options):
     """The share of the anchors' initial distance that 150 outer steps leave."""
     run = make_run(

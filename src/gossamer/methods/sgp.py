@@ -24,8 +24,8 @@ Who sends to whom in step t (``graph``), with n workers:
 With ``overlap`` a message is added one step after it was sent, before that step's Update, and is in flight during the
 gradient.
 
-What travels: one vector of parameters and one number per worker and step, ``4P`` bytes sent in float32. Extra memory:
-one buffer for what arrives.
+What travels: one vector of parameters and one number per worker and step, ``4P + 8`` bytes sent in float32. Extra
+memory: one buffer for what arrives.
 
 Reference: Assran, Loizou, Ballas, Rabbat, "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019.
 Deviation: the graphs ``ring`` and ``pairs`` are ours.
