@@ -295,6 +295,11 @@ def test_training_may_be_ended_at_any_moment(graph, overlap):
     assert differ
 
 
+def test_every_step_sends_one_vector_and_one_number():
+    result = simulate(make_run(task="digits", workers=4, batch=4, steps=10, method="sgp"))
+    assert result.final.bytes_sent == 10 * 4 * (4 * result.model.numel() + 8)
+
+
 def test_pairs_need_a_schedule_of_pairs():
     with pytest.raises(InputError, match="--graph is pairs, but the schedule of complete has other groups"):
         SGP(SGPConfig(graph="pairs"), build("complete", 4))
