@@ -1,17 +1,18 @@
-"""Codecs: vectors that workers exchange or average travel as fewer bytes per number.
+"""Codecs: vectors that workers exchange or average travel in fewer bytes per number.
 
 | name | bytes per number | what travels |
 |---|---|---|
-| ``float32`` | 4 | the numbers as they are; no codec |
-| ``bfloat16`` | 2 | bfloat16 at first; then, where two workers are closer than bfloat16 can tell, the 16 bits that differ |
-| ``int8`` | 1 | the 8 bits of each number that differ, given how far apart the workers were last time |
+| ``float32`` | 4 | the numbers as they are: no codec |
+| ``bfloat16`` | 2 | bfloat16 at the first exchange of two workers; then the 16 bits in which they may differ |
+| ``int8`` | 1 | the 8 bits in which two workers may differ, given how far apart they were of late |
 
 Rounding is stochastic, so it is right on average. Both ends of a message know what the receiver decodes from it, and
-both use these decoded values, never the sender's original. So what rounding loses is not lost from the mean of the
-workers: it stays with the sender.
+both use these decoded values, never the sender's original. So what rounding loses stays with the sender, and the mean
+of all workers does not move.
 
-``Link`` is one end of a connection of two workers, ``MeanLink`` one member's part in means over a group. Both worlds use
-them. Nothing here knows how bytes travel.
+``Link`` is one end of a connection between two workers, ``MeanLink`` one member's part in the means over a group. Both
+worlds use them; nothing here knows how bytes travel. ``exchange`` and ``average`` do the same for workers that are all
+in one process.
 """
 
 from __future__ import annotations
@@ -58,6 +59,9 @@ _EXPORTS = {
 }
 
 
+_PARTS = ("name", "block", "headroom", "size_bytes", "first_reach", "encode", "decode")
+
+
 def __getattr__(name: str) -> Any:
     if name not in _EXPORTS:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -74,15 +78,14 @@ def find(codec: str | Codec) -> Codec | None:
 
     Examples:
         >>> find("int8").size_bytes(num_elements=1_000_000)
-        1001960
+        1004885
     """
     if not isinstance(codec, str):
-        missing = [name for name in ("name", "block", "headroom", "size_bytes", "encode", "decode")
-                   if not hasattr(codec, name)]  # fmt: skip
+        missing = [name for name in _PARTS if not hasattr(codec, name)]
         if missing:
             raise InputError(
-                f"wire codec {codec!r} has no {', '.join(missing)}: expected one of {', '.join(CODECS)} or an object "
-                "with everything that gossamer.wire.Codec has"
+                f"wire codec {codec!r} has no {', '.join(missing)}: expected one of {', '.join(CODECS)}, or an object "
+                "with all that gossamer.wire.Codec has"
             )
         return codec
     if codec not in CODECS:
@@ -99,9 +102,9 @@ def exchange_bytes(codec: Codec | None, num_elements: int, itemsize: int = 4) ->
     """Return the bytes that each of two workers sends in one exchange of vectors."""
     if codec is None:
         return num_elements * itemsize
-    from gossamer.wire.link import message_bytes
+    from gossamer.wire.link import message_bytes, verdict_bytes
 
-    return message_bytes(codec, num_elements)
+    return message_bytes(codec, num_elements) + verdict_bytes(codec, num_elements)
 
 
 def mean_bytes(codec: Codec | None, num_elements: int, size: int, itemsize: int = 4) -> int:

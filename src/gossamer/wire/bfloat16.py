@@ -20,6 +20,8 @@ from gossamer.wire import lattice, noise
 from gossamer.wire.codec import BLOCK, Buffers, parts
 
 BITS = 16
+PLAIN = 2
+"""Mode of the blocks of a message in bfloat16, beside those of ``gossamer.wire.lattice``."""
 
 
 @dataclass(frozen=True)
@@ -42,8 +44,8 @@ class BFloat16:
         if reach is not None:
             lattice.encode(vector, reach, seed, BITS, message, lost)
             return
-        halves, _, _, mode = lattice.sections(message, len(vector), BITS)
-        mode.fill_(lattice.ABSOLUTE)
+        checks, halves, _ = lattice.sections(message, len(vector), BITS)
+        checks.fill_(PLAIN)
         finite = bool(torch.isfinite(vector.sum()))
         buffers = Buffers(vector, torch.int32, torch.int32)
         for part in parts(vector):
@@ -54,11 +56,11 @@ class BFloat16:
                 decoded = part.cut(bits.bitwise_and_(-1 << 16)).view(torch.float32)
                 torch.sub(part.of(vector), decoded, out=part.of(lost))
 
-    def decode(self, message: Tensor, reference: Tensor, out: Tensor, weight: float = 1.0) -> Tensor | None:
-        halves, logs, _, mode = lattice.sections(message, len(reference), BITS)
-        if int(mode) == lattice.RELATIVE:
+    def decode(self, message: Tensor, reference: Tensor, out: Tensor, weight: float = 1.0) -> Tensor:
+        checks, halves, _ = lattice.sections(message, len(reference), BITS)
+        if not len(checks) or int(lattice.modes(checks[0])) != PLAIN:
             return lattice.decode(message, reference, out, BITS, weight)
-        distances = torch.zeros(len(logs), device=reference.device)
+        distances = torch.empty(len(checks), device=reference.device)
         buffers = Buffers(reference, torch.float32, torch.promote_types(reference.dtype, torch.float32))
         for part in parts(reference):
             decoded, difference = buffers.rows(part)
@@ -67,7 +69,7 @@ class BFloat16:
             torch.sub(part.rows(reference), decoded, out=difference)
             # Rounding has moved an element by up to 1/128 of its size.
             distances[part.blocks] = difference.abs_().amax(1).float() + decoded.abs_().amax(1) / 128
-        return distances.nan_to_num_(0.0, 0.0, 0.0)
+        return distances.masked_fill_(distances == torch.inf, torch.nan)
 
 
 def round_bits(x: Tensor, random: Tensor, finite: bool, out: Tensor) -> None:

@@ -23,14 +23,14 @@ class Codec(Protocol):
 
     @property
     def block(self) -> int:
-        """Elements per block. ``reach`` and distances have one number for each block, the last block may be shorter."""
+        """Elements per block. There is one reach and one distance for each block; the last block may be shorter."""
 
     @property
     def headroom(self) -> float:
-        """How many times farther apart than last time two workers may be and still decode each other's messages."""
+        """How many times farther apart than of late two workers may be and still decode each other's messages."""
 
     def size_bytes(self, num_elements: int) -> int:
-        """Return the length of a message. It is a multiple of 8 and depends on nothing else."""
+        """Return the length of a message. It depends on nothing else."""
 
     def first_reach(self, vector: Tensor) -> Tensor | None:
         """Return the reach to try if nothing is known about the receiver; ``None``: send for any receiver."""
@@ -38,24 +38,24 @@ class Codec(Protocol):
     def encode(
         self, vector: Tensor, reach: Tensor | None, seed: int, message: Tensor, lost: Tensor | None = None
     ) -> None:
-        """Write ``vector`` into ``message``, a uint8 tensor of ``size_bytes``.
+        """Write ``vector`` into ``message``, a uint8 tensor of ``size_bytes`` that begins at a multiple of 4 bytes.
 
-        The receiver can decode it if no element of its own vector is farther than ``reach`` from ours. If ``reach`` is
-        ``None``, every receiver can. ``lost``, if given, receives ``vector`` minus the decoded values, on average zero.
-        ``seed`` decides how numbers are rounded. Elements that are not finite, or the whole blocks that they are in,
-        are decoded as not finite.
+        A receiver can decode a block if no element of its own vector is farther than ``reach`` from ours. If ``reach``
+        is ``None``, any receiver can. ``lost``, if given, receives ``vector`` minus the decoded values, on average
+        zero. ``seed`` decides how numbers are rounded. Elements that are not finite, or the whole blocks that they are
+        in, are decoded as not finite.
         """
 
-    def decode(self, message: Tensor, reference: Tensor, out: Tensor, weight: float = 1.0) -> Tensor | None:
-        """Add ``weight`` times the decoded values to ``out``.
+    def decode(self, message: Tensor, reference: Tensor, out: Tensor, weight: float = 1.0) -> Tensor:
+        """Add ``weight`` times the decoded values to ``out``; not in blocks that cannot be decoded.
 
         ``reference`` is the receiver's own vector. The decoded values do not depend on it. Return for each block a
-        bound on the distance between the sender's vector and ``reference``; ``None`` if the message cannot be decoded,
-        and then the content of ``out`` is undefined.
+        bound on the distance between the sender's elements and ``reference``: inf if it cannot be decoded, NaN if some
+        element is not finite.
         """
 
 
-BLOCK = 512
+BLOCK = 1024
 """Elements per block of our codecs."""
 
 SEGMENT = 1 << 16
@@ -125,18 +125,26 @@ def num_blocks(num_elements: int, block: int = BLOCK) -> int:
     return -(-num_elements // block)
 
 
-def align(size_bytes: int) -> int:
-    """Round up to a multiple of 8, so that rows of a matrix of messages can be viewed as wider integers."""
-    return -(-size_bytes // 8) * 8
+def align(size_bytes: int, to: int = 4) -> int:
+    """Round up, so that parts of a message can be viewed as integers of ``to`` bytes."""
+    return -(-size_bytes // to) * to
 
 
 def block_max(vector: Tensor, block: int = BLOCK) -> Tensor:
-    """Return max |element| of each block in float32; NaN where a block contains NaN."""
+    """Return max |element| of each block in float32; not finite where some element is not."""
     whole = len(vector) - len(vector) % block
-    found = [_max_of_rows(vector[:whole].view(-1, block))] if whole else []
-    found += [_max_of_rows(vector[whole:].view(1, -1))] if whole < len(vector) else []
-    return torch.cat(found) if found else torch.zeros(0, device=vector.device)
+    rows = [vector[:whole].view(-1, block)] if whole else []
+    if whole < len(vector):
+        rows.append(vector[whole:].view(1, -1))
+    found = [torch.maximum(each.amax(1), -each.amin(1)).float() for each in rows]
+    return torch.cat(found) if len(found) > 1 else found[0] if found else torch.zeros(0, device=vector.device)
 
 
-def _max_of_rows(rows: Tensor) -> Tensor:
-    return torch.maximum(rows.amax(1), rows.amin(1).neg_()).float()
+def copy_blocks(target: Tensor, source: Tensor, chosen: Tensor, block: int = BLOCK) -> None:
+    """Copy the ``chosen`` blocks of a vector, a mask, to another."""
+    whole = len(target) // block
+    if bool(chosen[:whole].any()):
+        rows = target[: whole * block].view(-1, block), source[: whole * block].view(-1, block)
+        rows[0][chosen[:whole]] = rows[1][chosen[:whole]]
+    if whole < len(chosen) and bool(chosen[whole]):
+        target[whole * block :].copy_(source[whole * block :])

@@ -26,7 +26,7 @@ class Int8:
 
     name: ClassVar[str] = "int8"
     block: ClassVar[int] = BLOCK
-    headroom: ClassVar[float] = 4.0
+    headroom: ClassVar[float] = 3.0
 
     def size_bytes(self, num_elements: int) -> int:
         return lattice.size_bytes(num_elements, BITS)
@@ -45,5 +45,5 @@ class Int8:
     ) -> None:
         lattice.encode(vector, reach, seed, BITS, message, lost)
 
-    def decode(self, message: Tensor, reference: Tensor, out: Tensor, weight: float = 1.0) -> Tensor | None:
+    def decode(self, message: Tensor, reference: Tensor, out: Tensor, weight: float = 1.0) -> Tensor:
         return lattice.decode(message, reference, out, BITS, weight)

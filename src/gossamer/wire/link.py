@@ -5,14 +5,14 @@ An exchange, on each of the two workers:
     message = link.encode(vector, out)             out  = s − Q(s)      what our own message loses
     … send message, receive theirs …
     decoded = link.decode(theirs, vector, out)     out += Q(s')         the answer
-    … tell the peer whether we could decode, and learn whether it could …
-    valid = link.settle(decoded, peer_decoded)     valid if both could; else the exchange is void on both sides
+    … tell the peer which blocks we could decode, and learn which it could …
+    link.settle(decoded, peer_decoded, vector, out)
 
-The answer is ``Q(s') + s − Q(s)``, so ``answer − s = Q(s') − Q(s)``: the displacements that the two workers compute from
-their answers sum to zero, whatever the codec lost.
+The answer is ``Q(s') + s − Q(s)``, so ``answer − s = Q(s') − Q(s)``: the displacements that the two workers compute
+from their answers sum to zero, whatever the codec lost. Blocks that one of the two could not decode are void on both
+sides: the answer is ``s`` there.
 
-A link remembers how far apart the two workers were. The first message to a peer, and every message after one that the
-peer could not decode, is absolute: any receiver can decode it.
+A link remembers how far apart the two workers were, and expects the same of the next exchange.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.wire.codec import Codec
+from gossamer.wire.codec import Codec, align, copy_blocks, num_blocks
 from gossamer.wire.expectation import Expectation
 from gossamer.wire.noise import mix
 
@@ -31,8 +31,13 @@ NORM_BYTES = 8
 
 
 def message_bytes(codec: Codec, num_elements: int) -> int:
-    """Return the length of the messages of a link."""
-    return codec.size_bytes(num_elements) + NORM_BYTES
+    """Return the length of the message that ``Link.encode`` returns."""
+    return align(codec.size_bytes(num_elements), NORM_BYTES) + NORM_BYTES
+
+
+def verdict_bytes(codec: Codec, num_elements: int) -> int:
+    """Return the length of what ``Link.decode`` returns for the peer."""
+    return num_blocks(num_elements, codec.block)
 
 
 class Link:
@@ -51,37 +56,42 @@ class Link:
         """Return the message for ``vector``, in ``message`` if given, and write into ``out`` what it loses."""
         size = self.codec.size_bytes(len(vector))
         if message is None:
-            message = torch.empty(size + NORM_BYTES, dtype=torch.uint8, device=vector.device)
+            message = torch.empty(message_bytes(self.codec, len(vector)), dtype=torch.uint8, device=vector.device)
         self.count += 1
         reach = self.expectation.reach(vector)
         self.codec.encode(vector, reach, mix(self.seed, self.count), message[:size], out)
         norm = torch.linalg.vector_norm(vector, dtype=torch.promote_types(vector.dtype, torch.float32)).double()
-        message[size:] = norm.view(1).view(torch.uint8)
+        message[-NORM_BYTES:] = norm.view(1).view(torch.uint8)
         self.norm = float(norm)
         return message
 
-    def decode(self, message: Tensor, vector: Tensor, out: Tensor) -> bool:
-        """Add the peer's values to ``out`` and return whether its message could be decoded.
+    def decode(self, message: Tensor, vector: Tensor, out: Tensor) -> Tensor:
+        """Add the peer's values to ``out``. Return which blocks of its message could be decoded, as uint8 0 or 1.
 
         ``vector`` and ``out`` are as ``encode`` left them.
         """
-        size = self.codec.size_bytes(len(vector))
-        self.peer_norm = float(message[size:].view(torch.float64))
-        self._seen = self.codec.decode(message[:size], vector, out)
-        return self._seen is not None
+        self.peer_norm = float(message[-NORM_BYTES:].view(torch.float64))
+        self._seen = self.codec.decode(message[: self.codec.size_bytes(len(vector))], vector, out)
+        return (self._seen != torch.inf).to(torch.uint8)
 
-    def settle(self, decoded: bool, peer_decoded: bool) -> bool:
-        """Return whether the exchange is valid: both ends could decode."""
-        if decoded:
-            assert self._seen is not None
-            self.expectation.observe(self._seen)
-        elif not peer_decoded:
-            self.expectation.failures += 1
-        return decoded and peer_decoded
+    def settle(self, decoded: Tensor, peer_decoded: Tensor, vector: Tensor, out: Tensor) -> int:
+        """Void the blocks that one of the two could not decode: ``out`` is ``vector`` there. Return their number."""
+        assert self._seen is not None
+        self.expectation.observe(self._seen)
+        num_void = len(decoded) - int((decoded & peer_decoded).sum())
+        if num_void:
+            self.expectation.grow((decoded | peer_decoded) == 0, vector)
+            copy_blocks(out, vector, (decoded & peer_decoded) == 0, self.codec.block)
+        self._seen = None
+        return num_void
 
 
 class Links:
-    """All links of one worker. A new link expects the distances of the one that was used last."""
+    """All links of one worker.
+
+    A link expects its peer to be at least as far away as the peer of the latest exchange was: an edge that is rarely
+    used knows only how far apart the two were long ago.
+    """
 
     def __init__(self, codec: Codec, seed: int, rank: int) -> None:
         self.codec, self.seed = codec, mix(seed, rank)
@@ -93,8 +103,8 @@ class Links:
         link = self._links.get(peer)
         if link is None:
             link = self._links[peer] = Link(self.codec, mix(self.seed, peer))
-            if self._latest is not None:
-                link.expectation.distances = self._latest.expectation.distances
+        if self._latest is not None and self._latest is not link:
+            link.expectation.raise_to(self._latest.expectation)
         self._latest = link
         return link
 

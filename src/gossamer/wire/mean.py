@@ -6,35 +6,38 @@ The vector is cut into as many chunks as the group has members, and each member 
     … all-to-all: row j of what arrives is member j's message for our chunk …
     message = link.reduce(received, weights)              Q(M), M = Σ_j w_j Q(s_j) / Σ_j w_j + e
     … all-gather: row c of what arrives is the mean of chunk c …
-    valid = link.gather(received)                         out += Q(M), the answer
+    done = link.gather(received)                          out += Q(M), the answer
 
 Each member sends ``2 (m − 1)/m`` times the bytes of a message for the whole vector, as in a ring all-reduce. Its own
 part in its own chunk is not encoded.
 
-The answer of member i is ``Q(M) + s_i − Q(s_i)``: up to what ``Q(M)`` loses, the members' displacements sum to zero. The
-owner adds that loss ``e`` to its next mean (error feedback), so losses do not accumulate. With ``same`` the answer is
-``Q(M)`` itself, equal to the bit on all members.
+The answer of member i is ``Q(M) + s_i − Q(s_i)``: up to what ``Q(M)`` loses, the members' displacements sum to zero.
+The owner adds that loss ``e`` to its next mean (error feedback), so losses do not accumulate. With ``same`` the answer
+is ``Q(M)`` itself, equal to the bit on all members.
 
 The owner decodes relative to its own vector, and so learns how far the members are from it. From that it chooses a
-reach for ``Q(M)`` that all of them are within. The distances travel along, and are the members' reach for their next
-messages. If an owner cannot decode a message, the mean is void. All members learn it, and repeat the three phases at
-once. The messages of the repetition are absolute: any receiver can decode them.
+reach for ``Q(M)`` that all of them are within. The distances travel along, and are what members expect at their next
+mean. A block of some member that the owner cannot decode is void: all members keep what they have, so displacements
+still sum to zero. With ``same`` that is not possible; the members repeat the mean at once, with messages that any
+receiver can decode.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from gossamer.wire.codec import Codec, align, block_max, num_blocks
+from gossamer.wire.codec import Codec, align, block_max, copy_blocks, num_blocks
 from gossamer.wire.expectation import Expectation
 from gossamer.wire.lattice import MAX_LOG2, MIN_LOG2, log2_above, power_of_two
 from gossamer.wire.noise import mix
 
-VALID, VOID = 0, 1
+VOID = -128
+"""Instead of the log2 of a distance: the block is void."""
 
 
 @dataclass(frozen=True)
@@ -57,13 +60,13 @@ class Layout:
 
 def scatter_bytes(codec: Codec, num_elements: int, size: int) -> int:
     """Return the length of a message to the owner of a chunk."""
-    return codec.size_bytes(Layout(num_elements, size).chunk)
+    return align(codec.size_bytes(Layout(num_elements, size).chunk))
 
 
 def gather_bytes(codec: Codec, num_elements: int, size: int) -> int:
-    """Return the length of an owner's message to all members: the mean of its chunk, the distances, the status."""
+    """Return the length of an owner's message to all members: the mean of its chunk, and distances."""
     chunk = Layout(num_elements, size).chunk
-    return align(codec.size_bytes(chunk) + num_blocks(chunk, codec.block) + 1)
+    return align(codec.size_bytes(chunk) + num_blocks(chunk, codec.block))
 
 
 @dataclass
@@ -79,10 +82,6 @@ class _Round:
     feedback: Tensor | None = None
     """What the encoded mean of our chunk loses."""
 
-    @property
-    def own(self) -> slice:
-        return self.layout.range(self.index)
-
 
 @dataclass
 class MeanLink:
@@ -91,8 +90,10 @@ class MeanLink:
     codec: Codec
     seed: int
     count: int = 0
-    """Means so far, including void ones."""
-    expectations: dict[Layout, list[Expectation]] = field(default_factory=dict)
+    """Means so far, including repetitions."""
+    repeating: bool = False
+    """The next mean repeats a void one: messages are for any receiver."""
+    expectations: dict[tuple[Layout, int], Expectation] = field(default_factory=dict)
     """How far the owner of each chunk is expected to be."""
     feedback: dict[tuple[Layout, int], Tensor] = field(default_factory=dict)
     """What the latest mean of a chunk that we own has lost."""
@@ -101,13 +102,11 @@ class MeanLink:
     def scatter(self, vector: Tensor, size: int, index: int, out: Tensor, same: bool = False) -> Tensor:
         """Return the messages to the owners, one per row; our own row is not used.
 
-        ``index`` is our position among the ``size`` members. ``out`` receives the answer at the end; it and ``vector``
-        must not change until then.
+        ``index`` is our position among the ``size`` members. ``out`` has the answer when ``gather`` returns; until then
+        neither it nor ``vector`` may change.
         """
         codec, layout = self.codec, Layout(len(vector), size)
-        self.count += 1
-        current = self._round = _Round(vector, layout, index, out, same, mix(self.seed, self.count))
-        expectations = self.expect(layout, size)
+        current = self._round = _Round(vector, layout, index, out, same, self.next_seed())
         length = scatter_bytes(codec, len(vector), size)
         messages = torch.zeros((size, length), dtype=torch.uint8, device=vector.device)
         for owner in range(size):
@@ -117,66 +116,97 @@ class MeanLink:
                 continue
             part = vector[chunk]
             message = messages[owner, : codec.size_bytes(len(part))]
-            codec.encode(part, expectations[owner].reach(part), mix(current.seed, owner), message, out[chunk])
+            codec.encode(part, self.reach(part, layout, owner), mix(current.seed, owner), message, out[chunk])
         return messages
 
     def reduce(self, received: Sequence[Tensor] | Tensor, weights: Sequence[float] | None = None) -> Tensor:
         """Return the message to all members, from the messages of all members for our chunk."""
         codec, current = self.codec, self._round
         assert current is not None
-        layout, own = current.layout, current.vector[current.own]
+        layout, index = current.layout, current.index
+        own = current.vector[layout.range(index)]
         shares = relative_weights(weights, layout.size)
-        size, blocks = codec.size_bytes(len(own)), num_blocks(len(own), codec.block)
+        size = codec.size_bytes(len(own))
+        mean = own.to(torch.promote_types(own.dtype, torch.float32)) * shares[index]
+        seen = [
+            codec.decode(theirs[:size], own, mean, shares[member])
+            for member, theirs in enumerate(received)
+            if member != index
+        ]
         message = torch.zeros(
             gather_bytes(codec, layout.num_elements, layout.size), dtype=torch.uint8, device=own.device
-        )  # fmt: skip
-        mean = own.to(torch.promote_types(own.dtype, torch.float32)) * shares[current.index]
-        farthest = torch.zeros(blocks, device=own.device)
-        for member, theirs in enumerate(received):
-            if member == current.index:
-                continue
-            seen = codec.decode(theirs[:size], own, mean, shares[member])
-            if seen is None:
-                message[-1] = VOID
-                return message
-            torch.maximum(farthest, seen, out=farthest)
-        feedback = self.feedback.get((layout, current.index))
-        if feedback is not None:
-            mean.add_(feedback)
-        current.feedback = encode_mean(codec, mean, own, farthest, current.seed, message[:size])
-        self._distances(message, own).copy_(log2_above(farthest).clamp_(MIN_LOG2, MAX_LOG2))
-        message[-1] = VALID
+        )
+        stored = self._distances(message, own)
+        current.feedback = encode_mean(
+            codec, mean, own, seen, self.feedback.get((layout, index)), mix(current.seed, index), message[:size], stored
+        )
         return message
 
     def gather(self, received: Sequence[Tensor] | Tensor) -> bool:
-        """Complete ``out`` from the owners' messages. Return False if the mean is void: repeat it."""
+        """Complete ``out`` from the owners' messages. Return False if the mean has to be repeated."""
         codec, current = self.codec, self._round
         assert current is not None
         self._round, layout = None, current.layout
-        expectations = self.expect(layout, layout.size)
-        if any(int(message[-1]) == VOID for message in received):
-            for expectation in expectations:
-                expectation.failures += 1
-            return False
+        parts = [current.vector[layout.range(owner)] for owner in range(layout.size)]
+        stored = [self._distances(message, part) for message, part in zip(received, parts, strict=True)]
+        self.repeating = current.same and any(bool((each == VOID).any()) for each in stored)
         if current.same:
             current.out.zero_()
-        for owner, message in enumerate(received):
-            chunk = layout.range(owner)
-            part = current.vector[chunk]
-            if codec.decode(message[: codec.size_bytes(len(part))], part, current.out[chunk]) is None:
-                raise RuntimeError(f"wire codec {codec.name} cannot decode a mean that all members are in reach of")
-            expectations[owner].observe(power_of_two(self._distances(message, part)))
-        if current.feedback is not None:
+        for owner, (message, part) in enumerate(zip(received, parts, strict=True)):
+            self.observe(stored[owner], part, layout, owner)
+            if self.repeating:
+                continue
+            out = current.out[layout.range(owner)]
+            codec.decode(message[: codec.size_bytes(len(part))], part, out)
+            copy_blocks(out, part, stored[owner] == VOID, codec.block)
+        if current.feedback is not None and not self.repeating:
             self.feedback[layout, current.index] = current.feedback
-        return True
+        return not self.repeating
 
-    def expect(self, layout: Layout, count: int) -> list[Expectation]:
-        return self.expectations.setdefault(layout, [Expectation(self.codec) for _ in range(count)])
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint needs: a count, and tensors by the layout and the number of their chunk."""
+        return {
+            "count": self.count,
+            "expectations": {_key(*at): each.state_dict() for at, each in self.expectations.items()},
+            "feedback": {_key(*at): each for at, each in self.feedback.items()},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.count, self.repeating = state["count"], False
+        self.feedback = {_from_key(key): each for key, each in state["feedback"].items()}
+        self.expectations = {_from_key(key): Expectation(self.codec) for key in state["expectations"]}
+        for key, each in state["expectations"].items():
+            self.expectations[_from_key(key)].load_state_dict(each)
+
+    def next_seed(self) -> int:
+        self.count += 1
+        return mix(self.seed, self.count)
+
+    def reach(self, part: Tensor, layout: Layout, owner: int) -> Tensor | None:
+        """Return the reach for a message to the owner of a chunk."""
+        expectation = self.expectations.setdefault((layout, owner), Expectation(self.codec))
+        return None if self.repeating else expectation.reach(part)
+
+    def observe(self, stored: Tensor, part: Tensor, layout: Layout, owner: int) -> None:
+        """Learn how far members were from the owner of a chunk."""
+        expectation, void = self.expectations[layout, owner], stored == VOID
+        expectation.observe(torch.where(void, torch.inf, power_of_two(stored.int())))
+        if bool(void.any()):
+            expectation.grow(void, part)
 
     def _distances(self, message: Tensor, part: Tensor) -> Tensor:
-        """Return the log2 of the distances of each block, a view of an owner's message."""
+        """Return the log2 of the distance of each block, a view of an owner's message."""
         start = self.codec.size_bytes(len(part))
         return message[start : start + num_blocks(len(part), self.codec.block)].view(torch.int8)
+
+
+def _key(layout: Layout, owner: int) -> str:
+    return f"{layout.num_elements}/{layout.size}/{owner}"
+
+
+def _from_key(key: str) -> tuple[Layout, int]:
+    num_elements, size, owner = map(int, key.split("/"))
+    return Layout(num_elements, size), owner
 
 
 def relative_weights(weights: Sequence[float] | None, size: int) -> list[float]:
@@ -187,8 +217,31 @@ def relative_weights(weights: Sequence[float] | None, size: int) -> list[float]:
     return [weight / total if total > 0 else 0.0 for weight in weights]
 
 
-def encode_mean(codec: Codec, mean: Tensor, own: Tensor, farthest: Tensor, seed: int, message: Tensor) -> Tensor:
-    """Encode the mean for all members, who are up to ``farthest`` from ``own``. Return what that loses."""
+def encode_mean(
+    codec: Codec,
+    mean: Tensor,
+    own: Tensor,
+    seen: Sequence[Tensor],
+    feedback: Tensor | None,
+    seed: int,
+    message: Tensor,
+    stored: Tensor,
+) -> Tensor:
+    """Write ``mean + feedback`` into ``message``, for all members, and their distances into ``stored``.
+
+    ``seen`` are the distances of the members from ``own``. Return the next feedback.
+    """
+    farthest = torch.zeros(len(stored), device=own.device)
+    for each in seen:
+        torch.maximum(farthest, each.nan_to_num(0.0, posinf=torch.inf), out=farthest)
+    void = farthest == torch.inf
+    copy_blocks(mean, own, void, codec.block)
+    if feedback is not None:
+        mean.add_(feedback)
     lost = torch.empty_like(mean)
-    codec.encode(mean, farthest + block_max(mean - own, codec.block).nan_to_num_(0.0, 0.0, 0.0), seed, message, lost)
+    to_mean = block_max(mean - own, codec.block).nan_to_num_(0.0, 0.0)
+    codec.encode(mean, farthest.masked_fill(void, 0.0) + to_mean, seed, message, lost)
+    stored.copy_(log2_above(farthest).clamp_(MIN_LOG2, MAX_LOG2).masked_fill_(void, VOID))
+    if bool(void.any()):
+        copy_blocks(lost, torch.zeros_like(lost) if feedback is None else feedback, void, codec.block)
     return lost.nan_to_num_(0.0, 0.0, 0.0)
