@@ -23,7 +23,7 @@ class Metrics:
     """Other workers that are alive."""
     lost: int = 0
     """Connections that broke."""
-    voided: int = 0
-    """Exchanges without effect, because a message that was encoded on the wire could not be decoded."""
+    void_blocks: int = 0
+    """Parts of messages that were encoded on the wire and could not be decoded: they had no effect."""
     refused: int = 0
     """Messages that were not finite or absurdly large."""

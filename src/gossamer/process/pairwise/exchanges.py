@@ -144,7 +144,7 @@ class PairwiseExchanges:
         return self.staging.to_device(received), scalars, (_norm(sent), _norm(received))
 
     def _move_encoded(self, edge: Edge, effect: Swap) -> Received:
-        """Exchange the vectors as messages of a codec. Our own vector is the answer if one of them is not decoded."""
+        """Exchange the vectors as messages of a codec. Blocks that one of the two cannot decode are not exchanged."""
         assert self._links is not None
         link, vector = self._links.to(edge.peer), effect.vector
         with self.staging.on_training_stream():
@@ -156,13 +156,14 @@ class PairwiseExchanges:
         theirs = self.staging.to_device(received)
         with self.staging.on_training_stream():
             decoded = link.decode(theirs, vector, answer)
-        (peer_decoded, *_) = edge.exchange(torch.zeros(1), torch.zeros(1), self.max_duration_s, (float(decoded),))
-        if link.settle(decoded, bool(peer_decoded)):
-            self._estimate_consensus(vector, answer)
-        else:
-            self.metrics.voided += 1
-            with self.staging.on_training_stream():
-                answer.copy_(vector)
+        verdict = self.staging.to_host(decoded, "verdict")
+        peer_verdict = torch.empty_like(verdict)
+        edge.exchange(verdict, peer_verdict, self.max_duration_s)
+        self.metrics.bytes_sent += verdict.nbytes
+        peer_decoded = self.staging.to_device(peer_verdict)
+        with self.staging.on_training_stream():
+            self.metrics.void_blocks += link.settle(decoded, peer_decoded, vector, answer)
+        self._estimate_consensus(vector, answer)
         return answer, scalars, (link.norm, link.peer_norm)
 
     def _estimate_consensus(self, one: Tensor, other: Tensor) -> None:

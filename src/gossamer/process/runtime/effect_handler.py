@@ -84,9 +84,11 @@ class EffectHandler:
             except CommAborted:
                 if channel != of.owner:
                     raise
-                if of is self.groups.train:
-                    of.rebuild(channel)
-                raise StepRetry from None
+                if of is not self.groups.train:
+                    raise StepRetry from None
+                of.rebuild(channel)
+                # This worker is alone, so the step goes on.
+                ticket.answer, ticket.done = self.answer(ticket.effect, channel, of), True
             finally:
                 of.waits.end(channel, completed=ticket.done)
         return ticket.answer
@@ -172,6 +174,8 @@ class EffectHandler:
         if effect.to != self.worker.rank and (delivered or received is not None):
             num_scalars = len(effect.scalars) if delivered else 0
             self._count(of, channel, call, len(of.members), int(delivered), sent, num_scalars=num_scalars)
+        if not is_finite(sent) and effect.to != self.worker.rank:
+            self._refuse(own=True, of=of, others_finite=True)
         if received is not None and not is_finite(received):
             self.metrics.refused += 1
             self.state.events.append(f"refused a message of worker {effect.source}: not finite")
