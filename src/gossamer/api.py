@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from gossamer.config import resolve
+from gossamer.config import AUTO, RunConfig, resolve
 from gossamer.errors import InputError, unknown
-from gossamer.methods import find
+from gossamer.methods import AnyMethod, Method, find
+from gossamer.methods import build as build_method
+from gossamer.methods.loading import check_ready
 from gossamer.settings import from_values
 from gossamer.tasks import Task
-from gossamer.topology import build
+from gossamer.topology import Topology, build
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -26,8 +28,9 @@ TRANSPORTS = ("gloo", "nccl")
 
 def simulate(
     *,
+    method: AnyMethod = "a2cid2",
     task: str | Task = "digits",
-    topology: str | nx.Graph = "ring",
+    topology: str | nx.Graph = "",
     optimizer: str | MakeOptimizer = "",
     schedule: str | Callable[[int], float] = "",
     callback: PointCallback | None = None,
@@ -36,16 +39,19 @@ def simulate(
     """Train one model on virtual workers: real gradients, simulated time.
 
     Args:
+        method: A name that ``gossamer methods`` lists, the path of a Python file that defines a method (``path.py`` or
+            ``path.py:Class``), a subclass of ``gossamer.Method``, or such a method, built already with its settings
+            and its topology.
         task: The name of a task, the path of a Python file that defines one, or a ``gossamer.Task``.
-        topology: The name of a topology, the path of an edge list, or a networkx graph with the nodes 0 … n−1.
+        topology: The name of a topology, the path of an edge list, or a networkx graph with the nodes 0 … n−1. Empty:
+            the ring, or that of a method that is built already.
         optimizer: A name, or a function from parameters to a torch optimizer. Empty: the default of the method and
             the task.
         schedule: A name, or a function from the step number to a factor on the learning rate. Empty: the task's
             default.
         callback: Called with every point of the history, a list with one point per worker, and the events since the
             previous point.
-        **settings: Any option of ``gossamer simulate`` by its name, such as ``method="a2cid2"``, ``workers=64``,
-            ``lr=0.1``.
+        **settings: Any option of ``gossamer simulate`` by its name, such as ``workers=64``, ``lr=0.1``, ``rate=2``.
 
     Returns:
         The final figures, the history and the averaged model.
@@ -60,10 +66,12 @@ def simulate(
     """
     from gossamer.virtual.simulation import simulate as run_simulation
 
-    given = {"task": task, "topology": topology, "optimizer": optimizer, "schedule": schedule}
-    names = {name: value for name, value in given.items() if isinstance(value, str) and value}
+    _check_topology(method, topology)
+    given = {"method": method, "task": task, "topology": topology, "optimizer": optimizer, "schedule": schedule}
+    names = {name: value for name, value in given.items() if isinstance(value, str) and (value or name == "method")}
     runs = resolve(
         {**settings, **names},
+        method=None if isinstance(method, str) else method,
         task=None if isinstance(task, str) else task,
         graph=None if isinstance(topology, str) else topology,
         make_optimizer=None if isinstance(optimizer, str) else optimizer,
@@ -78,8 +86,8 @@ def join(
     model: nn.Module,
     optimizer: Optimizer,
     *,
-    method: str = "a2cid2",
-    topology: str | nx.Graph = "ring",
+    method: AnyMethod = "a2cid2",
+    topology: str | nx.Graph = "",
     seed: int = 0,
     transport: str = "gloo",
     loss: Callable[[], Tensor] | None = None,
@@ -103,9 +111,12 @@ def join(
         model: The model. Its trainable parameters become views of one flat vector, and all workers start from the
             weights and buffers of rank 0.
         optimizer: The optimizer of the model's parameters.
-        method: A name that ``gossamer methods`` lists. ``auto`` measures the workers for some seconds, plans, and
-            uses the best method and topology; ``swarm.events`` names them.
-        topology: A name that ``gossamer topology`` lists, or a networkx graph with the nodes 0 … n−1.
+        method: A name that ``gossamer methods`` lists, the path of a Python file that defines a method (``path.py`` or
+            ``path.py:Class``), a subclass of ``gossamer.Method``, or such a method, built already with its settings
+            and its topology. ``auto`` measures the workers for some seconds, plans, and uses the best method and
+            topology; ``swarm.events`` names them.
+        topology: A name that ``gossamer topology`` lists, or a networkx graph with the nodes 0 … n−1. Empty: the ring,
+            or that of a method that is built already.
         seed: Seed of all random choices. It must be the same on all workers.
         transport: Transport of collectives among more than two workers: ``gloo``, through host memory, or ``nccl``,
             between GPUs, if each worker has its own. Pairwise exchanges always go through host memory.
@@ -127,13 +138,14 @@ def join(
 
     if transport not in TRANSPORTS:
         raise unknown("transport", transport, TRANSPORTS)
+    _check_topology(method, topology)
     events = []
-    if method == "auto":
+    if method == AUTO:
         if loss is None:
             raise InputError(
                 "method auto has to time a step: give the loss of one mini-batch, as loss=lambda: loss_fn(model(x), y)"
             )
-        if settings or topology != "ring":
+        if settings or topology != "":
             raise InputError("method auto chooses the topology and the options too: leave them out, or name a method")
         from gossamer.plan.auto import choose_for_loop
 
@@ -141,16 +153,28 @@ def join(
         method, topology, settings = choice.candidate.method, choice.candidate.topology, dict(choice.candidate.options)
         events.append(f"auto: {choice.verdict}")
     rank_info = find_rank_info()
-    method_class = find(method)
-    options = method_class.Config.__dataclass_fields__
-    for name in settings:
-        if name not in options:
-            raise InputError(f"{method} has no option {name!r}: expected some of {', '.join(options) or 'none'}")
-    graph = build(topology, workers=rank_info.workers, seed=seed)
-    instance = method_class(from_values(method_class.Config, settings), graph)
+    if isinstance(method, Method):
+        instance, graph = method, check_ready(method, rank_info.workers, settings)
+    else:
+        graph = build(RunConfig.topology if topology == "" else topology, workers=rank_info.workers, seed=seed)
+        instance = _built(method, settings, graph)
     instance.check_optimizer(optimizer)
     if isinstance(optimizer, LBFGS):
         raise InputError("LBFGS takes several gradients per step, workers exchange after one: take another optimizer")
     swarm = Swarm(WorkerRuntime(model, optimizer, instance, graph, rank_info, seed, transport))
     swarm.events.extend(events)
     return swarm
+
+
+def _built(method: str | type[Method], settings: dict[str, Any], topology: Topology) -> Method:
+    kind = find(method)
+    options = kind.Config.__dataclass_fields__
+    for name in settings:
+        if name not in options:
+            raise InputError(f"{kind.name} has no option {name!r}: expected some of {', '.join(options) or 'none'}")
+    return build_method(kind, from_values(kind.Config, settings), topology)
+
+
+def _check_topology(method: AnyMethod, topology: str | nx.Graph) -> None:
+    if isinstance(method, Method) and topology != "":
+        raise InputError(f"method {method.name} has been built with its topology: leave topology out")

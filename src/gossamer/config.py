@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from gossamer import tasks
-from gossamer.errors import InputError, unknown
+from gossamer.errors import InputError, MethodError, unknown
 from gossamer.hardware import HardwareConfig
-from gossamer.methods import METHODS, Method, MethodConfig, find
+from gossamer.methods import METHODS, AnyMethod, Method, MethodConfig, Source, locate
+from gossamer.methods.loading import build as build_method
+from gossamer.methods.loading import check_ready
 from gossamer.settings import Settings, from_values, option
 from gossamer.tasks import Task, TaskConfig
 from gossamer.topology import Topology, build
@@ -29,6 +31,9 @@ if TYPE_CHECKING:
 
     from gossamer.virtual.compute.optimizers import MakeOptimizer
 
+AUTO = "auto"
+"""Stands for the method that ``gossamer.plan.auto`` chooses."""
+
 SCHEDULES = ("constant", "cosine", "linear", "step")
 PRECISIONS = ("float32", "bfloat16")
 GRADIENT_BACKENDS = ("auto", "batched", "graph", "loop")
@@ -39,7 +44,7 @@ class RunConfig(Settings):
     """Settings of every run, whatever its method, task and hardware."""
 
     task: str = option("digits", "what to train: the name of a task, or a Python file that defines one")
-    method: str = option("a2cid2", "how to train; several, separated by commas, are compared")
+    method: str = option("a2cid2", "how to train: a name, or path.py[:CLASS]; several, with commas, are compared")
     topology: str = option("ring", "the graph of the workers: a name, or an edge-list file")
     workers: int = option(16, "number of workers", minimum=1)
     steps: int = option(200, "steps per worker; time units on the ideal clock", minimum=1)
@@ -88,16 +93,19 @@ class Run:
     make_optimizer: MakeOptimizer
     schedule: Callable[[int], float]
     """Step number → factor on the learning rate."""
+    built_method: Method
+    method_spec: str
+    """What finds the method's class in another process: its name, or its file and name."""
 
     def method(self) -> Method:
-        return find(self.config.method)(self.method_config, self.topology)
+        return self.built_method
 
     def values(self) -> dict[str, Any]:
         """Return all settings by name, as in a configuration file."""
         merged: dict[str, Any] = {}
         for settings in (self.config, self.task_config, self.method_config, self.hardware):
             merged |= dataclasses.asdict(settings)
-        return merged
+        return merged | {"method": self.method_spec}
 
 
 def find_device(name: str) -> torch.device:
@@ -135,18 +143,44 @@ def make_schedule(kind: str, steps: int, warmup: int) -> Callable[[int], float]:
     return factor
 
 
-def method_fields() -> dict[str, list[str]]:
+def find_methods(method: AnyMethod) -> list[Source]:
+    """Return the methods that a text names, separated by commas; or the one that is given as an object."""
+    given = [name.strip() for name in method.split(",")] if isinstance(method, str) else [method]
+    sources = [locate(each) for each in given]
+    names = [source.name for source in sources]
+    if len(set(names)) != len(names):
+        raise InputError(f"--method names {', '.join(names)}: expected each method once, and each with its own name")
+    for source in sources:
+        _check_option_names(source.method)
+    return sources
+
+
+def methods_with_options(sources: Iterable[Source] = ()) -> dict[str, type[Method]]:
+    """Return by name the methods whose options a run may have: those of the table, and of ``sources``."""
+    return METHODS | {source.name: source.method for source in sources}
+
+
+def method_fields(sources: Iterable[Source] = ()) -> dict[str, list[str]]:
     """Return every option of every method, with the names of the methods that have it."""
     owners: dict[str, list[str]] = {}
-    for name, method in METHODS.items():
+    for name, method in methods_with_options(sources).items():
         for field in dataclasses.fields(method.Config):
             owners.setdefault(field.name, []).append(name)
     return owners
 
 
+def _check_option_names(method: type[Method]) -> None:
+    for field in dataclasses.fields(method.Config):
+        if field.name in _common_fields():
+            raise MethodError(
+                f"Config of method {method.name} has an option {field.name}, as every run has: give it another name"
+            )
+
+
 def resolve(
     values: Mapping[str, Any],
     *,
+    method: type[Method] | Method | None = None,
     task: Task | None = None,
     graph: nx.Graph | None = None,
     make_optimizer: MakeOptimizer | None = None,
@@ -154,44 +188,41 @@ def resolve(
 ) -> list[Run]:
     """Return the runs that ``values`` (by option name) describe: one per method.
 
-    A task, a graph, a function that creates the optimizer and a learning-rate schedule (step number → factor) may also
-    be given as objects, which win over their names.
+    A method, a task, a graph, a function that creates the optimizer and a learning-rate schedule (step number → factor)
+    may also be given as objects, which win over their names. A method that is built already brings its topology.
     """
-    _check_names(values)
-    names = [name.strip() for name in str(values.get("method", RunConfig.method)).split(",")]
-    methods = [find(name) for name in names]
-    if len(set(names)) != len(names):
-        raise InputError(f"--method names {', '.join(names)}: expected each method once")
-    owners = method_fields()
-    for name in values:
-        if name in owners and not set(owners[name]) & set(names) and name not in _common_fields():
-            raise InputError(
-                f"--{name.replace('_', '-')} does not apply to {', '.join(names)}: "
-                f"it is an option of {', '.join(owners[name])}"
-            )
+    sources = find_methods(str(values.get("method", RunConfig.method)) if method is None else method)
+    _check_names(values, sources)
+    ready = method if isinstance(method, Method) else None
     hardware, task_config = from_values(HardwareConfig, values), from_values(TaskConfig, values)
     # Check the bounds of the given values before building anything from them.
     first = from_values(RunConfig, values)
     by_name = graph is None and first.topology.partition(":")[0] in topologies()
     # The user's own graph determines the number of workers.
-    workers = first.workers if by_name or "workers" in values else None
-    topology = build(
-        first.topology if graph is None else graph, workers=workers, seed=first.seed, nodes=hardware.nodes or None
-    )
+    workers = first.workers if (by_name and ready is None) or "workers" in values else None
+    if ready is not None:
+        topology = check_ready(ready, workers, [name for name in values if name not in _common_fields()])
+    else:
+        topology = build(
+            first.topology if graph is None else graph, workers=workers, seed=first.seed, nodes=hardware.nodes or None
+        )
     if task is None:
         task = tasks.build(first.task, workers=topology.workers, seed=first.seed, config=task_config)
     runs = []
-    for method in methods:
-        config = _run_config(values, method, task, topology)
+    for source in sources:
+        config = _run_config(values, source, task, topology)
+        method_config = from_values(source.method.Config, values)
         run = Run(
             config=config,
             hardware=hardware,
             task_config=task_config,
-            method_config=from_values(method.Config, values),
+            method_config=method_config if ready is None else getattr(ready, "config", method_config),
             task=task,
             topology=topology,
             make_optimizer=make_optimizer or partial(_optimizer, config),
             schedule=schedule or make_schedule(config.schedule, config.steps, config.lr_warmup),
+            built_method=build_method(source.method, method_config, topology) if ready is None else ready,
+            method_spec=source.spec,
         )
         if make_optimizer is None:
             import torch
@@ -202,19 +233,19 @@ def resolve(
     return runs
 
 
-def _run_config(values: Mapping[str, Any], method: type[Method], task: Task, topology: Topology) -> RunConfig:
+def _run_config(values: Mapping[str, Any], source: Source, task: Task, topology: Topology) -> RunConfig:
     """Return the general settings of a run: the user's, or the method's, or the task's, or the general defaults."""
     from gossamer import optim
 
     defaults = dict(task.defaults)
     lrs = defaults.pop("lr", {})
-    if method.preferred_optimizer:
-        defaults["optimizer"] = method.preferred_optimizer
+    if source.method.preferred_optimizer:
+        defaults["optimizer"] = source.method.preferred_optimizer
     optimizer = str(values.get("optimizer", defaults.get("optimizer", RunConfig.optimizer))).lower()
     if not isinstance(lrs, Mapping):
         lrs = {defaults.get("optimizer", RunConfig.optimizer): lrs}
     defaults["lr"] = lrs.get(optimizer, lrs.get(optimizer.removeprefix("accum"), optim.default_lr(optimizer)))
-    merged = {**defaults, **values, "method": method.name, "optimizer": optimizer, "workers": topology.workers}
+    merged = {**defaults, **values, "method": source.name, "optimizer": optimizer, "workers": topology.workers}
     config = from_values(RunConfig, merged)
     if task.own_data and config.partition != RunConfig.partition:
         raise InputError(f"--partition does not apply to {config.task}: its workers have data of their own")
@@ -251,8 +282,15 @@ def _common_fields() -> set[str]:
     return {field.name for section in SECTIONS for field in dataclasses.fields(section)}  # type: ignore[arg-type]
 
 
-def _check_names(values: Mapping[str, Any]) -> None:
-    known = _common_fields() | set(method_fields())
+def _check_names(values: Mapping[str, Any], sources: Sequence[Source]) -> None:
+    """Raise ``InputError`` for an option that no run has, or none with these methods."""
+    owners, chosen = method_fields(sources), [source.name for source in sources]
+    known = _common_fields() | owners.keys()
     for name in values:
         if name not in known:
             raise unknown("option", name, known)
+        if name in owners and not set(owners[name]) & set(chosen):
+            raise InputError(
+                f"--{name.replace('_', '-')} does not apply to {', '.join(chosen)}: "
+                f"it is an option of {', '.join(owners[name])}"
+            )

@@ -1,6 +1,7 @@
 """The folder of a run: names, layout and writing of its files.
 
-    DIR/run.json             about the run: format of this folder, version, command, kind and unit of its times
+    DIR/run.json             about the run: format of this folder, version, command, name of the method, kind and unit of
+                             its times
     DIR/config.toml          every setting, in the form that --config reads
     DIR/metrics.jsonl        one line per point of the history, appended during the run
     DIR/recording.json       what the workers did and when, summarised (``recording.Recorder.document``); rewritten
@@ -84,6 +85,7 @@ class RunFolder:
         config: Mapping[str, Any],
         command: str,
         *,
+        method: str,
         world: str = "virtual",
         time_unit: str = "s",
         recorder: Recorder | None = None,
@@ -94,6 +96,7 @@ class RunFolder:
             "format": FORMAT,
             "gossamer": gossamer.__version__,
             "command": command,
+            "method": method,
             "world": world,
             "time_unit": time_unit,
         }

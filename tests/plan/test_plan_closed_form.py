@@ -5,7 +5,7 @@ import dataclasses
 import numpy as np
 import pytest
 
-from gossamer.effects import Mean, Update
+from gossamer.effects import Mean, Update, yields
 from gossamer.hardware import Link
 from gossamer.methods import METHODS, Method
 from gossamer.plan.cluster_spec import (
@@ -213,8 +213,8 @@ class WaitingGossip(Method):
 
     name = "waiting-gossip"
     summary = "for this test"
-    lockstep = True
 
+    @yields(Update, Mean)
     def step(self, worker):
         yield Update()
         group = worker.topology.group(worker.step, worker.rank).members

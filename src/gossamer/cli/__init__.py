@@ -57,7 +57,7 @@ def _run(arguments: Sequence[str]) -> int:
     command = next((argument for argument in arguments if not argument.startswith("-")), None)
     if command is not None and command not in COMMANDS:
         raise unknown("command", command, COMMANDS)
-    parser = _parser(command)
+    parser = _parser(command, arguments)
     parsed = parser.parse(arguments)
     if parsed.command is None:
         parser.print_help(sys.stderr)
@@ -89,17 +89,20 @@ class _Parser(argparse.ArgumentParser):
         return flags
 
 
-def _parser(command: str | None) -> _Parser:
-    """Return the parser of the whole command line, with the options of ``command`` only."""
+def _parser(command: str | None, arguments: Sequence[str]) -> _Parser:
+    """Return the parser of the whole command line, with the options of ``command`` only.
+
+    Which those are may depend on ``arguments``: a method that they name brings its own.
+    """
     parser = _Parser(prog="gossamer", description=gossamer.__doc__, allow_abbrev=False)
     parser.add_argument("--version", action="version", version=f"gossamer {gossamer.__version__}")
     subparsers = parser.add_subparsers(dest="command", metavar="COMMAND", parser_class=_Parser)
     for name, line in COMMANDS.items():
         subparser = subparsers.add_parser(name, help=line, description=line, allow_abbrev=False)
         if name == command:
-            from gossamer.cli import arguments
+            from gossamer.cli.arguments import add_options
 
-            getattr(arguments, f"add_{name}_options")(subparser)
+            add_options(name, subparser, arguments)
     return parser
 
 

@@ -1,4 +1,4 @@
-"""The options of every command: ``add_NAME_options`` adds those of the command NAME to its parser.
+"""The options of every command.
 
 They are apart from the commands (``gossamer.cli.commands``), so that ``--help`` and mistakes in the command line are
 answered without loading torch.
@@ -8,8 +8,11 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+from collections.abc import Sequence
 
-from gossamer.cli.options import add_run_options
+from gossamer.cli.options import add_run_options, named_methods
+from gossamer.errors import InputError
+from gossamer.methods import Source
 from gossamer.tasks import TaskConfig
 
 PROBE_OUT = "cluster.toml"
@@ -18,19 +21,34 @@ PLAN_ROWS = 12
 """Rows of the planner's table, unless --top is given."""
 
 
-def add_simulate_options(parser: argparse.ArgumentParser) -> None:
-    add_run_options(parser)
+def add_options(command: str, parser: argparse.ArgumentParser, arguments: Sequence[str]) -> None:
+    """Add the options of a command to its parser, with those of the methods that ``arguments`` name."""
+    if command not in RUN_OPTIONS:
+        OPTIONS[command](parser)
+        return
+    try:
+        RUN_OPTIONS[command](parser, named_methods(arguments))
+    except argparse.ArgumentError as error:
+        # Only a user's method can have the name of an option that is no setting of a run.
+        raise InputError(
+            f"{error.argument_name} is an option of gossamer {command} and of a method: rename the one in its Config"
+        ) from None
+
+
+def _add_simulate_options(parser: argparse.ArgumentParser, methods: Sequence[Source]) -> None:
+    add_run_options(parser, methods)
     _add_out(parser)
     _add_trackers(parser)
     _add_json(parser)
 
 
-def add_train_options(parser: argparse.ArgumentParser) -> None:
+def _add_train_options(parser: argparse.ArgumentParser, methods: Sequence[Source]) -> None:
     from gossamer.train.job_spec import DEFAULT_WORKERS, SIMULATED
 
     differing = {
         "method": (
-            "how to train; several, separated by commas, are compared; auto: probe, plan and take the best",
+            "how to train: a name, or path.py[:CLASS]; several, with commas, are compared; "
+            "auto: probe, plan and take the best",
             "a2cid2",
         ),
         "workers": ("number of workers; under torchrun as many as it started", str(DEFAULT_WORKERS)),
@@ -44,7 +62,7 @@ def add_train_options(parser: argparse.ArgumentParser) -> None:
             "0",
         ),
     }
-    add_run_options(parser, hardware="hardware", hidden=SIMULATED, differing=differing)
+    add_run_options(parser, methods, hardware="hardware", hidden=SIMULATED, differing=differing)
     parser.add_argument(
         "--checkpoint-every",
         metavar="N",
@@ -57,13 +75,13 @@ def add_train_options(parser: argparse.ArgumentParser) -> None:
     _add_json(parser)
 
 
-def add_report_options(parser: argparse.ArgumentParser) -> None:
+def _add_report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="folders that simulate or train have written with --out")
     parser.add_argument("--out", metavar="FILE", help="the page to write (default: report.html)")
     parser.add_argument("--json", action="store_true", help="print the figures behind the page as one JSON document")
 
 
-def add_watch_options(parser: argparse.ArgumentParser) -> None:
+def _add_watch_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="the folder that simulate or train writes with --out")
     parser.add_argument(
         "--host", metavar="ADDRESS", default="127.0.0.1", help="address to listen on (default: 127.0.0.1, only here)"
@@ -72,15 +90,17 @@ def add_watch_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the address as one JSON document")
 
 
-def add_probe_options(parser: argparse.ArgumentParser) -> None:
+def _add_probe_options(parser: argparse.ArgumentParser, methods: Sequence[Source]) -> None:
+    from gossamer.plan.recommend import BASELINE
     from gossamer.train.job_spec import DEFAULT_WORKERS, SIMULATED
 
-    unused = ("method", "topology", "steps", "epochs", "schedule", "lr_warmup", "eval_every", "nodes")
+    unused = ("topology", "steps", "epochs", "schedule", "lr_warmup", "eval_every", "nodes")
     differing = {
+        "method": ("a method whose preferred optimizer to measure with: a name, or path.py[:CLASS]", BASELINE),
         "workers": ("number of workers; under torchrun as many as it started", str(DEFAULT_WORKERS)),
         "compute": ("minimum time of one gradient, as for gossamer train", "what it takes"),
     }
-    add_run_options(parser, hardware="hardware", hidden=(*SIMULATED, *unused), differing=differing)
+    add_run_options(parser, methods, hardware="hardware", hidden=(*SIMULATED, *unused), differing=differing)
     parser.add_argument(
         "--out", metavar="FILE", default=PROBE_OUT, help=f"the cluster file to write (default: {PROBE_OUT})"
     )
@@ -93,7 +113,7 @@ def add_probe_options(parser: argparse.ArgumentParser) -> None:
     _add_json(parser)
 
 
-def add_plan_options(parser: argparse.ArgumentParser) -> None:
+def _add_plan_options(parser: argparse.ArgumentParser) -> None:
     from gossamer.plan.recommend import MAX_CONTRACTION
     from gossamer.plan.what_if import EXAMPLES
 
@@ -106,7 +126,9 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     add("--batch", metavar="N", help="samples per mini-batch, for the recommended command")
     add("--parameters", metavar="N", help="number of parameters of the model, instead of a task")
     add("--workers", metavar="N,…", help="number of workers; several are compared (default: as in the file)")
-    add("--method", metavar="NAME,…", help="only these methods (default: all)")
+    add(
+        "--method", metavar="NAME,…", help="only these methods, by name or path.py[:CLASS] (default: all built-in ones)"
+    )
     add("--topology", metavar="NAME,…", help="only these topologies (default: all that fit)")
     add(
         "--mixing",
@@ -128,7 +150,7 @@ def add_plan_options(parser: argparse.ArgumentParser) -> None:
     _add_json(parser)
 
 
-def add_topology_options(parser: argparse.ArgumentParser) -> None:
+def _add_topology_options(parser: argparse.ArgumentParser) -> None:
     from gossamer.topology import names
 
     parser.add_argument("name", nargs="?", help=f"one of {', '.join(names())}, or an edge-list file; none: list them")
@@ -140,8 +162,8 @@ def add_topology_options(parser: argparse.ArgumentParser) -> None:
     _add_json(parser)
 
 
-def add_methods_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("name", nargs="?", help="a method to describe in full")
+def _add_methods_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("name", nargs="?", help="a method to describe in full: a name, or path.py[:CLASS]")
     _add_json(parser)
 
 
@@ -163,3 +185,16 @@ def _add_trackers(parser: argparse.ArgumentParser) -> None:
 
 def _add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON document")
+
+
+RUN_OPTIONS = {"simulate": _add_simulate_options, "train": _add_train_options, "probe": _add_probe_options}
+"""Commands with the settings of a run."""
+
+OPTIONS = {
+    "report": _add_report_options,
+    "watch": _add_watch_options,
+    "plan": _add_plan_options,
+    "topology": _add_topology_options,
+    "methods": _add_methods_options,
+}
+"""The other commands."""

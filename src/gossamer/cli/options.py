@@ -13,10 +13,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from gossamer.config import SECTIONS, RunConfig, method_fields
+from gossamer.config import AUTO, SECTIONS, RunConfig, find_methods, method_fields, methods_with_options
 from gossamer.errors import InputError
 from gossamer.hardware import HardwareConfig
-from gossamer.methods import METHODS
+from gossamer.methods import METHODS, Source
+from gossamer.runfolder import CONFIG
 from gossamer.settings import field_types
 from gossamer.tasks import TaskConfig
 
@@ -24,8 +25,46 @@ PREFIX = "setting_"
 """Settings of a run have names with this prefix in the parsed arguments, which sets them apart from other options."""
 
 
+def named_methods(arguments: Sequence[str]) -> list[Source]:
+    """Return the methods that a command line names and that are not built in: their settings are options too.
+
+    --method names them, or else the file of --config or the run of --resume.
+    """
+    peek = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    for flag in ("--method", "--config", "--resume"):
+        peek.add_argument(flag)
+    try:
+        parsed, _ = peek.parse_known_args(arguments)
+    except argparse.ArgumentError:
+        # The parser of the command says what is wrong.
+        return []
+    files = []
+    if parsed.config:
+        files.append(Path(parsed.config))
+    if parsed.resume:
+        # A run, or one of its checkpoints.
+        files += [Path(parsed.resume) / CONFIG, Path(parsed.resume).parent.parent / CONFIG]
+    texts = [parsed.method] if parsed.method is not None else map(_method_in, files)
+    return _named_in(next((text for text in texts if text), ""))
+
+
+def _named_in(text: str) -> list[Source]:
+    names = [name.strip() for name in text.split(",")]
+    return find_methods(",".join(names)) if any(name not in (*METHODS, AUTO, "") for name in names) else []
+
+
+def _method_in(path: Path) -> str:
+    """Return the method that a TOML file names; empty if it names none or cannot be read, which is reported later."""
+    try:
+        entries = _entries(tomllib.loads(path.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return ""
+    return _method_of(entries)
+
+
 def add_run_options(
     parser: argparse.ArgumentParser,
+    methods: Sequence[Source] = (),
     *,
     hardware: str = "virtual hardware",
     hidden: Sequence[str] = (),
@@ -33,6 +72,8 @@ def add_run_options(
 ) -> None:
     """Add every setting of a run as an option. The parsed arguments contain only those that were given.
 
+    methods
+        Methods that are not built in and whose settings are options too.
     hardware
         Title of the group of options that describe the machines.
     hidden
@@ -52,17 +93,17 @@ def add_run_options(
             )
     group = parser.add_argument_group("methods")
     owners: dict[str, list[tuple[str, dataclasses.Field[Any], type]]] = {}
-    for name, method in METHODS.items():
+    for name, method in methods_with_options(methods).items():
         for field in dataclasses.fields(method.Config):
             owners.setdefault(field.name, []).append((name, field, field_types(method.Config)[field.name]))
     for rows in owners.values():
         defaults = ", ".join(f"{name} {field.default}" for name, field, _ in rows)
-        _add_option(group, rows[0][1], rows[0][2], rows[0][1].metadata["help"], f"default: {defaults}")
+        _add_option(group, rows[0][1], rows[0][2], rows[0][1].metadata.get("help", ""), f"default: {defaults}")
 
 
 def _add_option(group: Any, field: dataclasses.Field[Any], kind: type, help: str | None, default: str) -> None:
-    metavar = field.metadata["metavar"] or {int: "N", float: "X"}.get(kind, "TEXT")
-    choices = field.metadata["choices"]
+    metavar = field.metadata.get("metavar") or {int: "N", float: "X"}.get(kind, "TEXT")
+    choices = field.metadata.get("choices")
     if help is not None and choices:
         help += f": {', '.join(choices)}"
     group.add_argument(
@@ -70,7 +111,7 @@ def _add_option(group: Any, field: dataclasses.Field[Any], kind: type, help: str
         dest=PREFIX + field.name,
         metavar=metavar,
         default=argparse.SUPPRESS,
-        help=argparse.SUPPRESS if help is None else (help + (f" ({default})" if default else "")).replace("%", "%%"),
+        help=argparse.SUPPRESS if help is None else f"{help}{f' ({default})' if default else ''}".replace("%", "%%"),
     )
 
 
@@ -78,45 +119,61 @@ def given(parsed: argparse.Namespace) -> dict[str, Any]:
     """Return the settings from the command line and its --config file, by name."""
     if parsed.config == "":
         raise InputError("--config is empty: expected the path of a TOML file")
-    values = {} if parsed.config is None else read_config(Path(parsed.config))
-    values |= {name.removeprefix(PREFIX): value for name, value in vars(parsed).items() if name.startswith(PREFIX)}
-    return values
+    named = {name.removeprefix(PREFIX): value for name, value in vars(parsed).items() if name.startswith(PREFIX)}
+    values = {} if parsed.config is None else read_config(Path(parsed.config), named.get("method", ""))
+    return values | named
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """Return the settings in a TOML file, by name. Table headers are ignored; a list becomes its items with commas."""
+def read_config(path: Path, method: str = "") -> dict[str, Any]:
+    """Return the settings in a TOML file, by name. Table headers are ignored; a list becomes its items with commas.
+
+    ``method``: the methods of the run, if not those that the file names.
+    """
     try:
-        document = tomllib.loads(path.read_text(encoding="utf-8"))
+        entries = _entries(tomllib.loads(path.read_text(encoding="utf-8")))
     except OSError as error:
         raise InputError(f"--config {path} cannot be read: {error.strerror}; give the path of a TOML file") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise InputError(f"--config {path} is not TOML: {error}") from None
-    known = _setting_names()
+    known = _setting_names(_named_in(method or _method_of(entries)))
     values: dict[str, Any] = {}
-    for title, value in document.items():
-        entries = value if isinstance(value, dict) else {title: value}
-        for key, entry in entries.items():
-            name = key.replace("-", "_")
-            if name not in known:
-                close = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean {close[0]}?" if close else "gossamer simulate --help lists them"
-                raise InputError(f"--config {path}: unknown option {key}: {hint}")
-            if name in values:
-                raise InputError(f"--config {path}: {key} is given twice: keep one of them")
-            values[name] = _plain_value(f"--config {path}: {key}", entry)
+    for key, entry in entries:
+        name = key.replace("-", "_")
+        if name not in known:
+            close = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {close[0]}?" if close else "gossamer simulate --help lists them"
+            raise InputError(f"--config {path}: unknown option {key}: {hint}")
+        if name in values:
+            raise InputError(f"--config {path}: {key} is given twice: keep one of them")
+        if not _is_plain(entry):
+            raise InputError(f"--config {path}: {key} is not a plain value: expected text, a number or true/false")
+        values[name] = _text(entry) if isinstance(entry, list) else entry
     return values
 
 
-def _plain_value(what: str, entry: Any) -> Any:
-    if isinstance(entry, list) and not any(isinstance(item, dict | list) for item in entry):
-        return ",".join(map(str, entry))
-    if not isinstance(entry, str | bool | int | float):
-        raise InputError(f"{what} is not a plain value: expected text, a number or true/false")
-    return entry
+def _entries(document: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Return keys and values of a TOML file, without the titles of its tables."""
+    tables = [value if isinstance(value, dict) else {title: value} for title, value in document.items()]
+    return [entry for table in tables for entry in table.items()]
 
 
-def _setting_names() -> set[str]:
-    return {field.name for settings in SECTIONS for field in dataclasses.fields(settings)} | set(method_fields())  # type: ignore[arg-type]
+def _method_of(entries: Sequence[tuple[str, Any]]) -> str:
+    return next((_text(entry) for key, entry in entries if key == "method" and _is_plain(entry)), "")
+
+
+def _is_plain(entry: Any) -> bool:
+    if isinstance(entry, list):
+        return not any(isinstance(item, dict | list) for item in entry)
+    return isinstance(entry, str | bool | int | float)
+
+
+def _text(entry: Any) -> str:
+    return ",".join(map(str, entry)) if isinstance(entry, list) else str(entry)
+
+
+def _setting_names(methods: Sequence[Source]) -> set[str]:
+    common = {field.name for settings in SECTIONS for field in dataclasses.fields(settings)}  # type: ignore[arg-type]
+    return common | set(method_fields(methods))
 
 
 def parse_number(text: str, flag: str, kind: type, minimum: float, maximum: float = math.inf) -> Any:

@@ -28,7 +28,7 @@ from transformers import TrainerCallback, TrainerControl, TrainerState, Training
 
 from gossamer.api import join
 from gossamer.errors import InputError
-from gossamer.methods import find
+from gossamer.methods import AnyMethod, find
 from gossamer.process.runtime.swarm import Swarm
 from gossamer.process.store.rank_info import find_local_rank, find_rank
 
@@ -82,7 +82,7 @@ class GossamerCallback(TrainerCallback):
     """
 
     def __init__(
-        self, *, method: str = "a2cid2", topology: str | nx.Graph = "ring", seed: int = 0, **settings: Any
+        self, *, method: AnyMethod = "a2cid2", topology: str | nx.Graph = "", seed: int = 0, **settings: Any
     ) -> None:
         find(method)
         self._joining = {"method": method, "topology": topology, "seed": seed, **settings}

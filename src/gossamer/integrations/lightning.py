@@ -23,7 +23,7 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from gossamer.api import join
 from gossamer.errors import InputError
-from gossamer.methods import find
+from gossamer.methods import AnyMethod, find
 from gossamer.process.runtime.swarm import Swarm
 from gossamer.process.store.rank_info import find_local_rank, find_rank
 
@@ -52,8 +52,8 @@ class GossamerStrategy(ParallelStrategy):
     def __init__(
         self,
         *,
-        method: str = "a2cid2",
-        topology: str | nx.Graph = "ring",
+        method: AnyMethod = "a2cid2",
+        topology: str | nx.Graph = "",
         seed: int = 0,
         validate_mean: bool = False,
         **settings: Any,

@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 
+from gossamer.config import AUTO
 from gossamer.plan.cluster_spec import ClusterSpec
 from gossamer.plan.predict import Candidate
 from gossamer.plan.probe.prober import TrainingSteps, probe
@@ -17,7 +18,6 @@ from gossamer.plan.recommend import Workload, make_plan
 from gossamer.process.store.rank_info import RankInfo
 from gossamer.topology import fits, names, uses_nodes
 
-AUTO = "auto"
 PROBE_S = 10.0
 
 

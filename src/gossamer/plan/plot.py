@@ -82,7 +82,7 @@ class Sweep:
 
     def _name(self, candidate: Candidate) -> str:
         per_topology = self.topologies and candidate.uses_topology
-        return f"{candidate.method} over {candidate.topology}" if per_topology else candidate.method
+        return f"{candidate.name} over {candidate.topology}" if per_topology else candidate.name
 
     def _curves(self, xs: list[float], plans: Sequence[Plan], cluster_x: float) -> Curves:
         times: dict[str, list[float | None]] = {}
@@ -128,9 +128,9 @@ def draw(plan: Plan, path: Path, methods: Sequence[str] = (), topologies: Sequen
 
 
 def _colours(names: Iterable[str]) -> dict[str, str]:
-    """Return the colour of each curve, the same in both plots; the order is that of the table of methods."""
+    """Return the colour of each curve, the same in both plots: in the order of the table of methods, then others."""
     order = {method: position for position, method in enumerate(METHODS)}
-    others = sorted(set(names) - {BASELINE}, key=lambda name: (order[name.partition(" ")[0]], name))
+    others = sorted(set(names) - {BASELINE}, key=lambda name: (order.get(name.partition(" ")[0], len(order)), name))
     return {BASELINE: TEXT_COLOUR, **dict(zip(others, itertools.cycle(ROUND_COLOURS)))}
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from gossamer.methods import METHODS, Method, find
+from gossamer.methods import build as build_method
 from gossamer.plan.cluster_spec import MEAN
 from gossamer.plan.runtime_model.closed_form import FORMS
 from gossamer.plan.runtime_model.cluster_model import ClusterModel, Forecast
@@ -26,8 +27,14 @@ NEGLIGIBLE_SHARE = 0.1
 @dataclass(frozen=True)
 class Candidate:
     method: str
+    """Its name, or ``path.py[:Class]``."""
     topology: str
     options: Mapping[str, Any]
+
+    @property
+    def name(self) -> str:
+        """The name of the method, for tables."""
+        return find(self.method).name
 
     @property
     def period(self) -> float:
@@ -46,7 +53,7 @@ class Candidate:
         settings = [f"{name} {value:g}" for name, value in self.options.items() if name != "period"]
         if "period" in self.options:
             settings.insert(0, f"every {self.options['period']}")
-        return ", ".join([self.method, *settings])
+        return ", ".join([self.name, *settings])
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -56,7 +63,7 @@ class Candidate:
 
     def build(self, topology: Topology) -> Method:
         method = find(self.method)
-        return method(from_values(method.Config, self.options), topology)
+        return build_method(method, from_values(method.Config, self.options), topology)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,8 +88,8 @@ def candidates(
 ) -> Iterator[Candidate]:
     """Yield all candidates for a cluster.
 
-    ``methods``, ``topologies``: names; empty: all. A topology that does not fit the number of workers or nodes is an
-    error if it is named here, and is left out otherwise.
+    ``methods``, ``topologies``: names, or files; empty: all built-in ones. A topology that does not fit the number of
+    workers or nodes is an error if it is named here, and is left out otherwise.
     """
     for name in methods or METHODS:
         method = find(name)

@@ -145,7 +145,7 @@ class Plan:
     def _row(self, prediction: Prediction) -> dict[str, Any]:
         candidate = prediction.candidate
         return {
-            "method": candidate.method,
+            "method": candidate.name,
             "topology": candidate.topology,
             "period": candidate.period,
             "options": dict(candidate.options),
@@ -177,7 +177,7 @@ def make_plan(
 
     Args:
         workers: numbers of workers to compare; empty: as many as the cluster has.
-        methods, topologies: names; empty: all.
+        methods, topologies: names, or files; empty: all built-in ones.
         only: these candidates instead of all candidates of the methods and topologies.
         max_contraction: do not recommend candidates with a larger one.
     """

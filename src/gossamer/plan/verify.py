@@ -38,7 +38,7 @@ class Check:
     def document(self) -> dict[str, Any]:
         candidate = self.prediction.candidate
         return {
-            "method": candidate.method,
+            "method": candidate.name,
             "topology": candidate.topology,
             "options": dict(candidate.options),
             "predicted_s": self.prediction.step_s,

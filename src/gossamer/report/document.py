@@ -86,7 +86,7 @@ def report_document(runs: Sequence[StoredRun]) -> dict[str, Any]:
 
 def _names(runs: Sequence[StoredRun]) -> list[str]:
     """Name the runs by what distinguishes them: method, topology or folder."""
-    methods = [str(run.config.get("method", run.path.name)) for run in runs]
+    methods = [run.method for run in runs]
     if len(set(methods)) == len(methods):
         return methods
     with_topology = [f"{method}, {run.config.get('topology')}" for method, run in zip(methods, runs, strict=True)]
@@ -108,7 +108,7 @@ def _description(run: StoredRun) -> dict[str, Any]:
         "finished": run.finished,
         "notes": run.notes,
         "events": events,
-        "method": config.get("method"),
+        "method": run.method,
         "topology": config.get("topology"),
         "task": config.get("task"),
         "num_workers": int(config.get("workers", 0)),

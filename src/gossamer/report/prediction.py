@@ -15,9 +15,11 @@ import numpy as np
 
 from gossamer.config import make_schedule
 from gossamer.errors import InputError
-from gossamer.methods import METHODS, Method
+from gossamer.methods import Method, build, find
+from gossamer.methods.loading import is_file
 from gossamer.settings import from_values
-from gossamer.topology import Topology, build
+from gossamer.topology import Topology
+from gossamer.topology import build as build_topology
 from gossamer.topology.disagreement import MAX_TRAJECTORY_WORKERS
 
 NUM_INTERVALS = 240
@@ -27,7 +29,7 @@ NUM_INTERVALS = 240
 def find_topology(config: Mapping[str, Any]) -> Topology | None:
     """Build the topology of a run; None if that is not possible any more: its edge-list file may be gone."""
     try:
-        return build(
+        return build_topology(
             config["topology"], workers=config["workers"], seed=config["seed"], nodes=config.get("nodes") or None
         )
     except (KeyError, InputError):
@@ -64,10 +66,15 @@ def predict_consensus(
 
 
 def _method(config: Mapping[str, Any], topology: Topology | None) -> Method | None:
-    kind = METHODS.get(config.get("method", ""))
-    if kind is None or topology is None:
+    spec = str(config.get("method", ""))
+    # A report reads data: it does not run the file that a run's method came from.
+    if topology is None or is_file(spec):
         return None
-    return kind(from_values(kind.Config, config), topology)
+    try:
+        kind = find(spec)
+        return build(kind, from_values(kind.Config, config), topology)
+    except InputError:
+        return None
 
 
 def _rate_scale(method: Method | None, last: Mapping[str, Any]) -> float:

@@ -40,6 +40,11 @@ class StoredRun:
         return self.summary or (self.points[-1] if self.points else {})
 
     @property
+    def method(self) -> str:
+        """The name of its method; in the config there may be the path of a file instead."""
+        return str(self.about.get("method") or self.config.get("method") or self.path.name)
+
+    @property
     def time_unit(self) -> str:
         """``s``, or ``gradients`` (per worker) on the ideal clock."""
         return str(self.about.get("time_unit", "s"))

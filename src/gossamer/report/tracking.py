@@ -20,7 +20,7 @@ from typing import Any
 
 from gossamer.errors import InputError
 from gossamer.results import Point, WorkerPoint
-from gossamer.tasks.userfile import blaming, execute, importable
+from gossamer.userfile import blaming, execute, importable
 
 Tracker = Callable[[int, dict[str, float]], None]
 """Called with the number of steps, per worker on average, and the figures by name."""

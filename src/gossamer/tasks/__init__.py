@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import fields
 from importlib import import_module
+from pathlib import Path
 
 from gossamer.errors import InputError, unknown
 from gossamer.tasks.partition import Batches, partition, worker_batches
 from gossamer.tasks.task import Task, TaskConfig, accuracy, cross_entropy
-from gossamer.tasks.userfile import load_task
+from gossamer.userfile import blaming, execute, importable
 
 __all__ = [
     "TASKS",
@@ -36,6 +37,9 @@ The task NAME is built by the function NAME in the module ``gossamer.tasks.NAME`
 line needs the names, but not torch.
 """
 
+EXPECTED = "expected `def task(workers: int, seed: int) -> Task` or `task = Task(...)`"
+"""What the user's own file has to define."""
+
 
 def names() -> tuple[str, ...]:
     """Return the names of the built-in tasks."""
@@ -51,12 +55,29 @@ def build(spec: str, *, workers: int, seed: int, config: TaskConfig | None = Non
         raise InputError(f"seed is {seed}: expected a whole number of 0 or more.")
     if spec.endswith(".py"):
         _check_unused(spec, (), config)
-        return load_task(spec, workers=workers, seed=seed)
+        return _load_task(spec, workers, seed)
     if spec not in TASKS:
         raise unknown("task", spec, (*TASKS, "path/to/your_task.py"))
     _check_unused(spec, TASKS[spec], config)
     task: Task = getattr(import_module(f"gossamer.tasks.{spec}"), spec)(workers, seed, config)
     return task
+
+
+def _load_task(spec: str, workers: int, seed: int) -> Task:
+    path = Path(spec)
+    if not path.is_file():
+        raise InputError(f"task file {spec} does not exist: expected a Python file that defines `task`.")
+    with blaming(path), importable(path.resolve().parent):
+        module = execute(path)
+        defined = getattr(module, "task", None)
+        task = defined(workers=workers, seed=seed) if callable(defined) else defined
+    if isinstance(task, Task):
+        return task
+    if callable(defined):
+        raise InputError(f"{spec}: task() returned a {type(task).__name__}: {EXPECTED}.")
+    if hasattr(module, "task"):
+        raise InputError(f"{spec}: `task` is a {type(task).__name__}: {EXPECTED}.")
+    raise InputError(f"{spec} defines no `task`: {EXPECTED}.")
 
 
 def _check_unused(spec: str, used: tuple[str, ...], config: TaskConfig) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from gossamer.config import Run, resolve
 from gossamer.errors import InputError
 from gossamer.hardware import ComputeTimes, HardwareConfig
+from gossamer.methods import find
 from gossamer.seeds import stream
 from gossamer.topology import names as topologies
 from gossamer.train.pacing import Pace
@@ -43,6 +44,11 @@ class JobSpec:
     def run(self) -> Run:
         (run,) = resolve(self.values)
         return run
+
+    @property
+    def method(self) -> str:
+        """The name of its method; the settings may have a file instead."""
+        return find(self.values["method"]).name
 
     def to_json(self) -> str:
         return json.dumps(dataclasses.asdict(self))

@@ -63,7 +63,8 @@ class Training:
             self.checkpoint = find_checkpoint(Path(job_spec.checkpoint))
         c, method = run.config, run.method()
         self.pace = job_spec.pace(run, self.rank, coordinator.stop_requested)
-        self.step_meter = StepMeter(max(1, getattr(method, "period", 1)))
+        period = getattr(method, "period", 1)
+        self.step_meter = StepMeter(max(1, period if isinstance(period, int) else 1))
         self.losses = LossMeter(self.task.device)
         self.eval_schedule = EvalSchedule(c.eval_every, c.workers)
         self.lockstep = method.lockstep

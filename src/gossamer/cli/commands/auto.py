@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.cli.commands.probe import probe_locally
-from gossamer.config import resolve
+from gossamer.config import AUTO, resolve
 from gossamer.errors import InputError
 from gossamer.plan import cluster_file
-from gossamer.plan.auto import AUTO, PROBE_S, Choice, choose
-from gossamer.plan.recommend import Workload, make_plan
+from gossamer.plan.auto import PROBE_S, Choice, choose
+from gossamer.plan.recommend import BASELINE, Workload, make_plan
 from gossamer.process.store.rank_info import RankInfo
 from gossamer.train.job_spec import JobSpec, real_settings
 from gossamer.train.worker_task import WorkerTask
@@ -25,7 +25,7 @@ def settled(values: dict[str, Any], rank_info: RankInfo | None) -> dict[str, Any
         return values
     if "topology" in values:
         raise InputError("--method auto chooses the topology too: leave --topology out, or name a method")
-    basis = {**values, "method": "allreduce"}
+    basis = {**values, "method": BASELINE}
     choice = _probed_here(basis) if rank_info is None else _probed_together(basis, rank_info)
     chosen = {**values, **choice.candidate.settings}
     if choice.candidate.uses_topology and choice.spec.per_node > 1 and choice.spec.nodes > 1:

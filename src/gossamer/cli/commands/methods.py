@@ -7,30 +7,78 @@ import dataclasses
 import inspect
 import sys
 from collections.abc import Sequence
+from typing import Any
 
-from gossamer.cli.output import print_json, print_table
-from gossamer.methods import METHODS, find
+from gossamer.cli.output import print_json, print_note, print_table
+from gossamer.errors import InputError
+from gossamer.methods import BUILT_IN, METHODS, Method, Source, locate
+from gossamer.methods.contract import PARTS, declared
+from gossamer.methods.loading import package_of, plugins
 
 
 def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
-    chosen = list(METHODS.values()) if parsed.name is None else [find(parsed.name)]
+    broken: dict[str, str] = {}
+    sources = _all(broken) if parsed.name is None else [locate(parsed.name)]
     if parsed.json:
-        rows = [
-            {
-                "method": method.name,
-                "summary": method.summary,
-                "waits": method.lockstep,
-                "options": {field.name: field.default for field in dataclasses.fields(method.Config)},
-            }
-            for method in chosen
-        ]
-        print_json({"methods": rows})
-    elif parsed.name:
-        (method,) = chosen
-        print(inspect.getdoc(sys.modules[method.__module__]))
-        for field in dataclasses.fields(method.Config):
-            print(f"\n--{field.name.replace('_', '-')}: {field.metadata['help']} (default: {field.default})", end="")
-        print()
+        print_json({"methods": [_document(source) for source in sources], "broken": broken})
+    elif parsed.name is not None:
+        _describe(sources[0])
     else:
-        print_table("", ["method", "description"], [[method.name, method.summary] for method in chosen])
+        rows = [[source.name, _waits(source.method), source.origin, source.method.summary] for source in sources]
+        print_table("", ["method", "waits", "from", "description"], rows)
+        for problem in broken.values():
+            print_note(f"note: {problem}")
     return 0
+
+
+def _all(broken: dict[str, str]) -> list[Source]:
+    """Return the methods of the table and of installed packages; ``broken`` gets the problems of others, by name."""
+    sources = [locate(name) for name in METHODS]
+    for name, entries in plugins().items():
+        if name in METHODS:
+            packages = ", ".join(map(package_of, entries))
+            broken[name] = f"method {name} of {packages} has the name of a built-in method, which is used instead of it"
+            continue
+        try:
+            sources.append(locate(name))
+        except InputError as error:
+            broken[name] = str(error)
+    return sources
+
+
+def _document(source: Source) -> dict[str, Any]:
+    method = source.method
+    return {
+        "method": source.name,
+        "summary": method.summary,
+        "waits": method.lockstep,
+        "from": source.origin,
+        "options": {field.name: field.default for field in dataclasses.fields(method.Config)},
+        "yields": {part: _effects(method, part) for part in PARTS if getattr(method, part) is not None},
+    }
+
+
+def _waits(method: type[Method]) -> str:
+    return "yes" if method.lockstep else "no"
+
+
+def _effects(method: type[Method], part: str) -> list[str]:
+    return sorted(effect.__name__ for effect in declared(method, part))
+
+
+def _describe(source: Source) -> None:
+    method = source.method
+    texts = [inspect.getdoc(sys.modules[method.__module__])]
+    if source.origin != BUILT_IN:
+        # The file may be about more than this method.
+        texts.append(inspect.cleandoc(method.__doc__ or ""))
+    print("\n\n".join(text for text in texts if text) or method.summary, end="\n\n")
+    for part in PARTS:
+        if getattr(method, part) is not None:
+            print(f"{part} yields {', '.join(_effects(method, part)) or 'nothing'}")
+    print(f"workers wait for each other: {_waits(method)}")
+    print(f"from {source.origin}")
+    for field in dataclasses.fields(method.Config):
+        help = field.metadata.get("help", "")
+        print(f"\n--{field.name.replace('_', '-')}: {help} (default: {field.default})", end="")
+    print()

@@ -14,9 +14,8 @@ import torch
 from gossamer import tasks
 from gossamer.cli.options import parse_number
 from gossamer.cli.output import print_json, print_note, print_table
-from gossamer.config import RunConfig
+from gossamer.config import RunConfig, find_methods
 from gossamer.errors import InputError
-from gossamer.methods import find
 from gossamer.plan import cluster_file
 from gossamer.plan.cluster_spec import ClusterSpec
 from gossamer.plan.predict import Prediction
@@ -41,7 +40,7 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     spec = cluster_file.read(Path(parsed.cluster))
     job = _workload(parsed, spec)
     options = {
-        "methods": [find(name).name for name in _names(parsed.method)],
+        "methods": _methods(parsed.method),
         "topologies": _names(parsed.topology),
         "max_contraction": parse_number(parsed.mixing, "--mixing", float, 0.0, 1.0),
         "seed": parse_number(parsed.seed, "--seed", int, 0),
@@ -66,7 +65,7 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     if parsed.plot is not None:
         from gossamer.plan.plot import draw
 
-        crossings = draw(plan, Path(parsed.plot), _names(parsed.method), _names(parsed.topology))
+        crossings = draw(plan, Path(parsed.plot), _methods(parsed.method), _names(parsed.topology))
     if parsed.json:
         document = plan.document()
         if before is not None:
@@ -159,6 +158,13 @@ def _show_checks(checks: list[Check]) -> None:
         for check in checks
     ]
     print_table("verified", ["method", "topology", "predicted", "measured", "error"], rows)
+
+
+def _methods(text: str | None) -> list[str]:
+    names = _names(text)
+    if names:
+        find_methods(",".join(names))  # raises if there is none of a name
+    return names
 
 
 def _names(text: str | None) -> list[str]:

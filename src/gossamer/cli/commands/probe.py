@@ -18,7 +18,7 @@ from gossamer.plan.cluster_spec import ClusterSpec
 from gossamer.plan.probe.findings import Findings
 from gossamer.plan.probe.prober import probe
 from gossamer.plan.probe.session import ProbeSession, WorkerLost
-from gossamer.plan.recommend import milliseconds
+from gossamer.plan.recommend import BASELINE, milliseconds
 from gossamer.process.store.rank_info import RankInfo, started_rank_info
 from gossamer.report.formats import counted, size
 from gossamer.train.job_spec import JobSpec, real_settings
@@ -37,9 +37,9 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     if not parsed.out or not out.parent.is_dir():
         raise InputError(f"--out is {parsed.out!r}: expected a file in a folder that is there")
     seconds = parse_number(parsed.seconds, "--seconds", float, 1, 3600)
-    values = {"method": "allreduce", **given(parsed)}
+    values = {"method": BASELINE, **given(parsed)}
     rank_info = started_rank_info()
-    (settings,) = real_settings(values, None if rank_info is None else rank_info.workers)
+    settings, *_ = real_settings(values, None if rank_info is None else rank_info.workers)
     if rank_info is None:
         warm_up()
         return probe_locally(JobSpec(settings), out, seconds, parsed.json)

@@ -92,7 +92,7 @@ def _simulate(run: Run, folder: Path | None, trackers: Trackers, command: str, q
     track = trackers.points(c.method)
     run_folder = None
     if folder is not None:
-        run_folder = RunFolder(folder, run.values(), command, time_unit=c.time_unit, recorder=recorder)
+        run_folder = RunFolder(folder, run.values(), command, method=c.method, time_unit=c.time_unit, recorder=recorder)
     with LiveView(c.method, quiet) as view, _Interrupts() as interrupts:
 
         def callback(point: Point, workers: list[WorkerPoint], events: list[str]) -> None:

@@ -14,7 +14,9 @@ from gossamer.cli.live import LiveView
 from gossamer.cli.options import given, out_folder, parse_number, read_config, run_folders, shown_command
 from gossamer.cli.output import print_json, show_comparison
 from gossamer.cli.trackers import Trackers
+from gossamer.config import find_methods
 from gossamer.errors import InputError
+from gossamer.methods import find
 from gossamer.process.store.rank_info import RankInfo, started_rank_info
 from gossamer.report.formats import counted, duration
 from gossamer.results import Point, WorkerPoint
@@ -44,7 +46,7 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     if parsed.resume is None:
         make_folders(folders)
     try:
-        methods = [job_spec.values["method"] for job_spec in request.job_specs]
+        methods = [job_spec.method for job_spec in request.job_specs]
         with Trackers(parsed, methods, request.folder is not None) as trackers:
             if rank_info is not None:
                 results = _train_all(request, partial(train_as_worker, rank_info=rank_info), parsed, command, trackers)
@@ -81,7 +83,7 @@ def _new(parsed: argparse.Namespace, folder: Path | None, rank_info: RankInfo | 
     if checkpoint_every and folder is None:
         raise InputError("--checkpoint-every needs a folder for the checkpoints: give one with --out")
     settings = real_settings(settled(given(parsed), rank_info), None if rank_info is None else rank_info.workers)
-    folders = run_folders(folder, [values["method"] for values in settings])
+    folders = run_folders(folder, [find(values["method"]).name for values in settings])
     traced = parsed.trace is not None
     if traced and folder is None:
         raise InputError("--trace: real workers write their traces into the folder of the run: give one with --out")
@@ -103,6 +105,8 @@ def _resumed(parsed: argparse.Namespace, rank_info: RankInfo | None) -> _Request
     checkpoint = find_checkpoint(Path(parsed.resume))
     folder = checkpoint.run_folder
     before, now = read_config(folder / CONFIG), given(parsed)
+    if "method" in now:
+        now["method"] = ",".join(source.spec for source in find_methods(now["method"]))
     for name in FIXED:
         if name in now and str(now[name]) != str(before.get(name, "")):
             raise InputError(
@@ -156,11 +160,11 @@ def _train(
     trackers: Trackers,
 ) -> TrainingResult:
     """Do one run: show it while it goes on, and write it into its folder."""
-    method = job_spec.values["method"]
+    method = job_spec.method
     track = trackers.points(method)
     run_folder = None
     if job_spec.path is not None:
-        run_folder = RunFolder(job_spec.path, job_spec.values, command, world="process", history=history)
+        run_folder = RunFolder(job_spec.path, job_spec.values, command, method=method, world="process", history=history)
     is_full = False
     with LiveView(method, quiet) as view:
 
