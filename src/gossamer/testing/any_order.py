@@ -1,0 +1,341 @@
+"""A world that answers effects in an order that ``choices`` determine: whatever a real network could do, and worse.
+
+Every answer reaches every worker at a moment of its own; gradients, exchanges and collectives interleave. A worker's
+optimizer adds a random displacement; the world keeps their sum. It checks what a method yields, and that nothing
+changes while it is in flight.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gossamer.effects import (
+    Gather,
+    Mean,
+    MethodGenerator,
+    Pair,
+    Shift,
+    Start,
+    Swap,
+    Ticket,
+    Update,
+    Wait,
+    WaitSteps,
+)
+from gossamer.errors import MethodError
+from gossamer.methods import Method
+from gossamer.methods.contract import check_declaration, check_effect, check_generator
+from gossamer.testing.collective import Collective, Contribution, describe_call
+from gossamer.testing.violations import Broken
+from gossamer.topology import Topology
+
+Action = Callable[[], None]
+
+FAILED_SWAPS = 0.1
+"""The share of swaps that fail for both workers."""
+
+
+class Peer:
+    """A worker of this world (a ``gossamer.worker.Worker``)."""
+
+    def __init__(self, rank: int, topology: Topology, seed: int, dim: int, x: Tensor) -> None:
+        self.rank, self.topology, self.seed, self.num_workers = rank, topology, seed, topology.workers
+        self.rng = np.random.default_rng([seed, rank])
+        self.step, self.time = 0, 0.0
+        self.x, self.gradient = x, torch.zeros(dim, dtype=torch.float64)
+        self.scalars: dict[str, float] = {}
+        self.tickets: dict[str, Ticket] = {}
+        self.vectors: dict[str, Tensor] = {}
+        self.offsets = tuple(range(dim + 1))
+        self.phase = "rest"  # then "computing", then "stepping"
+        self.point = x.clone()
+        self._snapshot = x.clone()
+        self._optimizer_state: dict[str, Tensor] = {}
+
+    def vector(self, name: str, size: int | None = None) -> Tensor:
+        return self.vectors.setdefault(name, self.x.new_zeros(len(self.x) if size is None else size))
+
+    def optimizer_setting(self, name: str) -> Any:
+        settings = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.0}
+        return settings.get(name, False)
+
+    def read_optimizer_state(self, name: str) -> Tensor:
+        return self._optimizer_state.setdefault(name, torch.ones_like(self.x)).clone()
+
+    def write_optimizer_state(self, name: str, value: Tensor) -> None:
+        self._optimizer_state[name] = value.clone()
+
+    def snapshot(self, write: Any = None) -> Tensor:
+        if write is None:
+            self._snapshot.copy_(self.x)
+        else:
+            write(self, self._snapshot)
+        return self._snapshot
+
+
+class Coroutine:
+    """One running generator of a worker's method."""
+
+    def __init__(self, worker: Peer, part: str, generator: MethodGenerator, ended: Action) -> None:
+        self.worker, self.part, self.generator, self.ended = worker, part, generator, ended
+        self.updated = False
+        self.waits_for = ""
+        """What it waits for, for people; empty while it waits for nothing but its turn."""
+
+
+class AnyOrderWorld:
+    def __init__(
+        self,
+        method: Method,
+        *,
+        steps: int,
+        choices: list[int],
+        seed: int = 0,
+        dim: int = 4,
+        apart: bool = True,
+        stepped: Callable[[Peer], None] = lambda worker: None,
+    ) -> None:
+        check_declaration(method)
+        self.method, self.steps, self.choices, self.stepped = method, steps, list(choices), stepped
+        self.rest = random.Random(seed)
+        self.numbers = torch.Generator().manual_seed(seed)
+        common = self.draw(dim)
+        topology = method.topology
+        self.workers = [
+            Peer(rank, topology, seed, dim, self.draw(dim) if apart else common.clone())
+            for rank in range(topology.workers)
+        ]
+        self.added = torch.zeros(dim, dtype=torch.float64)
+        """Sum of what the optimizers of all workers have added."""
+        self.deliveries: list[Action] = []
+        self.sleeping: list[tuple[int, Coroutine]] = []
+        self.waiting: dict[Ticket, Coroutine] = {}
+        self.collectives: dict[Any, Collective] = {}
+        self.last_rounds: dict[tuple[int, str, str], int] = {}
+        """By rank, kind and topic."""
+        self.answers: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
+        """The newest mean that a worker got in each topic, and a copy of it."""
+        self.ready: dict[int, Coroutine] = {}
+        self.swaps: dict[tuple[int, int], Contribution] = {}
+        self.running: list[Coroutine] = []
+        self.num_exchanges = self.num_means = 0
+        self.ending = False
+        """Messages in flight still arrive, but background parts start nothing new."""
+        for worker in self.workers:
+            method.begin(worker)
+            if method.background is not None:
+                self.run_part(worker, "background", lambda: None)
+
+    def draw(self, dim: int) -> Tensor:
+        return torch.randn(dim, generator=self.numbers, dtype=torch.float64)
+
+    # Running
+
+    def run(self) -> None:
+        """Run until every worker has done its steps and every message in flight has arrived."""
+        while any(worker.step < self.steps for worker in self.workers):
+            self.act(self.possible())
+        self.ending = True
+        while self.deliveries:
+            self.act(self.deliveries[:])
+        self.ending = False
+
+    def finish(self) -> None:
+        self.running = [coroutine for coroutine in self.running if coroutine.part != "background"]
+        if self.method.finish is None:
+            return
+        unfinished = set(range(len(self.workers)))
+        for worker in self.workers:
+            self.run_part(worker, "finish", partial(unfinished.discard, worker.rank))
+        while unfinished:
+            self.act(self.deliveries[:])
+
+    def act(self, possible: list[Action]) -> None:
+        if not possible:
+            raise Broken("collectives", self.describe_deadlock())
+        choice = self.choices.pop(0) if self.choices else self.rest.randrange(1 << 16)
+        action = possible[choice % len(possible)]
+        if action in self.deliveries:
+            self.deliveries.remove(action)
+        # Local time advances unevenly, and sometimes not at all.
+        self.workers[choice % len(self.workers)].time += choice % 5 / 2
+        action()
+
+    def possible(self) -> list[Action]:
+        actions = self.deliveries[:]
+        for worker in self.workers:
+            if worker.phase == "rest" and worker.step < self.steps:
+                actions.append(partial(self.begin, worker))
+            elif worker.phase == "computing":
+                actions.append(partial(self.end, worker))
+        for due, coroutine in self.sleeping:
+            if coroutine.worker.step >= due:
+                actions.append(partial(self.wake, due, coroutine))
+        for a in self.ready:
+            for b in self.ready:
+                if a < b and b in self.method.topology.neighbours(a):
+                    actions.append(partial(self.pair, a, b))
+        return actions
+
+    def describe_deadlock(self) -> str:
+        waits = sorted(
+            f"worker {coroutine.worker.rank} waits in {coroutine.part} for {coroutine.waits_for}"
+            for coroutine in self.running
+            if coroutine.waits_for
+        )
+        return "nobody can go on: " + "; ".join(waits or ["all workers wait"])
+
+    # Actions
+
+    def begin(self, worker: Peer) -> None:
+        worker.phase, worker.point = "computing", worker.x.clone()
+        if self.method.eval_point is not None:
+            self.method.eval_point(worker, worker.point)
+
+    def end(self, worker: Peer) -> None:
+        worker.phase = "stepping"
+        worker.gradient.copy_(0.3 * worker.point + self.draw(len(worker.x)))
+        self.run_part(worker, "step", lambda: self.end_step(worker))
+
+    def end_step(self, worker: Peer) -> None:
+        self.stepped(worker)
+        worker.step += 1
+        worker.phase = "rest"
+
+    def wake(self, due: int, coroutine: Coroutine) -> None:
+        self.sleeping.remove((due, coroutine))
+        self.resume(coroutine, None)
+
+    def pair(self, a: int, b: int) -> None:
+        first, second = self.ready.pop(a), self.ready.pop(b)
+        self.resume(first, b)
+        self.resume(second, a)
+
+    # Effects
+
+    def run_part(self, worker: Peer, part: str, ended: Action) -> None:
+        generator = getattr(self.method, part)
+        started = only_update() if generator is None else check_generator(self.method, part, generator(worker))
+        coroutine = Coroutine(worker, part, started, ended)
+        self.running.append(coroutine)
+        self.resume(coroutine, None)
+
+    def resume(self, coroutine: Coroutine, answer: Any) -> None:
+        worker, coroutine.waits_for = coroutine.worker, ""
+        while True:
+            try:
+                effect = coroutine.generator.send(answer)
+            except StopIteration:
+                self.check_answers(worker)
+                self.running.remove(coroutine)
+                coroutine.ended()
+                return
+            self.check_answers(worker)
+            if getattr(self.method, coroutine.part) is not None:
+                check_effect(self.method, coroutine.part, effect)
+            answer = None
+            if isinstance(effect, Update):
+                if coroutine.updated:
+                    raise MethodError(f"step of method {self.method.name} yielded Update twice: expected one per step")
+                coroutine.updated = True
+                displacement = self.draw(len(worker.x))
+                worker.x.add_(displacement)
+                self.added += displacement
+            elif isinstance(effect, Start):
+                answer = ticket = Ticket(effect.effect, since_step=worker.step)
+                self.send(worker, effect.effect, partial(self.fulfil, ticket))
+            elif isinstance(effect, Wait) and effect.ticket.done:
+                answer = effect.ticket.answer
+            elif isinstance(effect, WaitSteps) and effect.count <= 0:
+                pass
+            else:
+                self.block(coroutine, effect)
+                return
+
+    def block(self, coroutine: Coroutine, effect: Any) -> None:
+        worker = coroutine.worker
+        if isinstance(effect, Wait):
+            coroutine.waits_for = describe_call(effect.ticket.effect)
+            self.waiting[effect.ticket] = coroutine
+        elif isinstance(effect, WaitSteps):
+            self.sleeping.append((worker.step + effect.count, coroutine))
+        elif isinstance(effect, Pair):
+            self.ready[worker.rank] = coroutine
+        else:
+            coroutine.waits_for = describe_call(effect)
+            self.send(worker, effect, partial(self.resume, coroutine))
+
+    def send(self, worker: Peer, effect: Mean | Gather | Shift | Swap, give: Callable[[Any], None]) -> None:
+        if isinstance(effect, Swap):
+            self.swap(worker, effect, give)
+        else:
+            self.arrive(worker, effect, give)
+
+    def fulfil(self, ticket: Ticket, answer: Any) -> None:
+        ticket.done, ticket.answer = True, answer
+        if ticket in self.waiting:
+            self.resume(self.waiting.pop(ticket), answer)
+
+    def arrive(self, worker: Peer, effect: Mean | Gather | Shift, give: Callable[[Any], None]) -> None:
+        kind, topic = type(effect).__name__, effect.topic
+        last = self.last_rounds.get((worker.rank, kind, topic))
+        if last is not None and effect.round <= last:
+            raise Broken(
+                "collectives",
+                f"worker {worker.rank} takes part in {describe_call(effect)} after round {last}: "
+                "expected ascending rounds within a topic",
+            )
+        self.last_rounds[worker.rank, kind, topic] = effect.round
+        group = getattr(effect, "group", None)
+        key = (kind, topic, effect.round, group)
+        if key not in self.collectives:
+            self.collectives[key] = Collective(tuple(range(len(self.workers))) if group is None else group)
+        collective = self.collectives[key]
+        collective.add(worker.rank, Contribution(effect, give))
+        if not collective.complete or self.ending:
+            return
+        del self.collectives[key]
+        self.num_means += 1
+        for rank, contribution, answer in collective.answers():
+            self.deliveries.append(partial(self.deliver, rank, contribution, answer))
+
+    def deliver(self, rank: int, contribution: Contribution, answer: Any) -> None:
+        contribution.check_unchanged(rank)
+        if isinstance(contribution.effect, Mean):
+            mean = answer[0] if isinstance(answer, tuple) else answer
+            self.answers[rank, contribution.effect.topic] = (mean, mean.clone())
+        contribution.give(answer)
+
+    def check_answers(self, worker: Peer) -> None:
+        for (rank, topic), (mean, copy) in self.answers.items():
+            if rank == worker.rank and not torch.equal(mean, copy):
+                raise Broken(
+                    "in_flight",
+                    f"worker {rank} wrote to the mean that it got in topic {topic!r}: it is read-only; clone it first",
+                )
+
+    def swap(self, worker: Peer, swap: Swap, give: Callable[[Any], None]) -> None:
+        rank, peer = worker.rank, swap.peer
+        sent = Contribution(swap, give)
+        other = self.swaps.pop((peer, rank), None)
+        if other is None:
+            self.swaps[rank, peer] = sent
+            return
+        self.num_exchanges += 1
+        failed = self.rest.random() < FAILED_SWAPS
+        for receiver, own, received in ((rank, sent, other), (peer, other, sent)):
+            answer = None if failed else received.copies[0].clone()
+            if answer is not None and swap.scalars:
+                answer = (answer, received.effect.scalars)
+            self.deliveries.append(partial(self.deliver, receiver, own, answer))
+
+
+def only_update() -> MethodGenerator:
+    yield Update()
