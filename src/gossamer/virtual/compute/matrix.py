@@ -21,13 +21,15 @@ GATHER_BYTES = 256 << 20
 class Slot:
     """The memory of one row, and the tape's stages from which on it may be read and written (see ``tape``)."""
 
-    __slots__ = ("data", "handle", "index", "matrix", "pool", "readable", "writable")
+    __slots__ = ("data", "handle", "index", "matrix", "num_rows", "pool", "readable", "writable")
 
     def __init__(self, pool: VectorPool, matrix: Matrix, index: int) -> None:
         self.pool, self.matrix, self.index, self.data = pool, matrix, index, matrix.data[index]
         self.handle = pool.executor.handle(self.data)
         """What stands for this row in a program."""
         self.readable = self.writable = 0
+        self.num_rows = 1
+        """Rows that have their content here; of temporary rows, those that are equal share a slot (``rows``)."""
 
 
 class Matrix:
@@ -62,7 +64,9 @@ class VectorPool:
         if not self.free:
             # Long vectors are allocated one by one, when they are needed.
             self.free.extend(Matrix(self, 1 if self.wide else self.num_workers).slots)
-        return self.free.popleft()
+        slot = self.free.popleft()
+        slot.num_rows = 1
+        return slot
 
 
 def scatter(data: Tensor, index: Tensor, block: Tensor) -> None:

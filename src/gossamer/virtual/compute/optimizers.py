@@ -8,14 +8,15 @@ per worker, whose parameters are views of the worker's row.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from gossamer import memory
-from gossamer.flat import Flat
+from gossamer.errors import InputError
+from gossamer.flat import Flat, Part
 from gossamer.optim import AccumAdam, AccumAdamW
 from gossamer.virtual.compute.matrix import GATHER_BYTES, Matrix, scatter
 from gossamer.virtual.compute.tape import Batch
@@ -33,6 +34,12 @@ class WorkerOptimizers(Protocol):
     def copy_state(self, rank: int, peer: int) -> None:
         """Give this worker the optimizer state of ``peer``."""
 
+    def read_state(self, rank: int, name: str) -> Tensor:
+        """Return a copy of the state that torch's optimizer has under ``name``, flat; zeros before the first step."""
+
+    def write_state(self, rank: int, name: str, value: Tensor) -> None:
+        """Replace that state, unless the worker has taken no step yet."""
+
 
 def batched_optimizer(template: torch.optim.Optimizer, x: Matrix, g: Matrix) -> WorkerOptimizers | None:
     """Return the batched form of ``template`` for parameters ``x`` and gradients ``g``, or None if it has none."""
@@ -43,28 +50,59 @@ def batched_optimizer(template: torch.optim.Optimizer, x: Matrix, g: Matrix) -> 
         return None
     kind = type(template)
     if kind is torch.optim.SGD and not settings["dampening"]:
-        return BatchedSGD(settings, x, g)
+        return BatchedSGD(kind.__name__, settings, x, g)
     if kind in (torch.optim.Adam, torch.optim.AdamW, AccumAdam, AccumAdamW):
         decoupled = kind in (torch.optim.AdamW, AccumAdamW) or bool(settings.get("decoupled_weight_decay"))
-        return BatchedAdam(settings, x, g, decoupled)
+        return BatchedAdam(kind.__name__, settings, x, g, decoupled)
     return None
 
 
-class BatchedSGD:
-    def __init__(self, settings: dict[str, Any], x: Matrix, g: Matrix) -> None:
-        self.x, self.g, self.settings = list(x.data), list(g.data), settings
-        self.momentum = list(memory.zeros_like(x.data)) if settings["momentum"] else None
+class BatchedOptimizer:
+    """The state of all workers: vectors by torch's name for them, one row per worker, and the number of steps taken."""
+
+    def __init__(self, name: str, num_workers: int, vectors: dict[str, Sequence[Tensor]]) -> None:
+        self.name, self.vectors = name, vectors
+        self.steps = [0] * num_workers
 
     def reset(self, rank: int) -> None:
-        if self.momentum is not None:
-            self.momentum[rank].zero_()
+        for rows in self.vectors.values():
+            rows[rank].zero_()
+        self.steps[rank] = 0
 
     def copy_state(self, rank: int, peer: int) -> None:
-        if self.momentum is not None:
-            self.momentum[rank].copy_(self.momentum[peer])
+        for rows in self.vectors.values():
+            rows[rank].copy_(rows[peer])
+        self.steps[rank] = self.steps[peer]
+
+    def read_state(self, rank: int, name: str) -> Tensor:
+        return self._rows(name)[rank].clone()
+
+    def write_state(self, rank: int, name: str, value: Tensor) -> None:
+        rows = self._rows(name)
+        if self.steps[rank]:
+            rows[rank].copy_(value)
+
+    def _rows(self, name: str) -> Sequence[Tensor]:
+        if name not in self.vectors:
+            raise no_such_state(self.name, name, self.vectors)
+        return self.vectors[name]
+
+
+def no_such_state(optimizer: str, name: str, known: Iterable[str]) -> InputError:
+    expected = ", ".join(sorted(known)) or "none: it has no state with these settings"
+    return InputError(f"{optimizer} keeps no vectors {name!r}: expected {expected}")
+
+
+class BatchedSGD(BatchedOptimizer):
+    def __init__(self, name: str, settings: dict[str, Any], x: Matrix, g: Matrix) -> None:
+        self.x, self.g, self.settings = list(x.data), list(g.data), settings
+        self.momentum = list(memory.zeros_like(x.data)) if settings["momentum"] else None
+        super().__init__(name, len(x.data), {} if self.momentum is None else {"momentum_buffer": self.momentum})
 
     def apply(self, batch: Batch) -> None:
         ranks: dict[float, list[int]] = {}
+        for rank in batch.rows:
+            self.steps[rank] += 1
         for rank, lr in zip(batch.rows, batch.arguments, strict=True):
             ranks.setdefault(lr, []).append(rank)
         for lr, same_lr in ranks.items():
@@ -83,28 +121,18 @@ class BatchedSGD:
             )
 
 
-class BatchedAdam:
+class BatchedAdam(BatchedOptimizer):
     """AccumAdam with its period. Adam is AccumAdam with period 1, without the accumulator."""
 
-    def __init__(self, settings: dict[str, Any], x: Matrix, g: Matrix, decoupled: bool) -> None:
+    def __init__(self, name: str, settings: dict[str, Any], x: Matrix, g: Matrix, decoupled: bool) -> None:
         self.x, self.g, self.settings, self.decoupled = x, g, settings, decoupled
         self.period = int(settings.get("period", 1))
         self.first, self.second = memory.zeros_like(x.data), memory.zeros_like(x.data)
         self.accumulated = memory.zeros_like(x.data) if self.period > 1 else None
-        self.steps = [0] * len(x.data)
-
-    def reset(self, rank: int) -> None:
-        self.first[rank].zero_()
-        self.second[rank].zero_()
+        vectors: dict[str, Sequence[Tensor]] = {"exp_avg": list(self.first), "exp_avg_sq": list(self.second)}
         if self.accumulated is not None:
-            self.accumulated[rank].zero_()
-        self.steps[rank] = 0
-
-    def copy_state(self, rank: int, peer: int) -> None:
-        for matrix in (self.first, self.second, self.accumulated):
-            if matrix is not None:
-                matrix[rank].copy_(matrix[peer])
-        self.steps[rank] = self.steps[peer]
+            vectors["accumulated"] = list(self.accumulated)
+        super().__init__(name, len(x.data), vectors)
 
     def apply(self, batch: Batch) -> None:
         for rank in batch.rows:
@@ -206,27 +234,52 @@ class PerWorkerOptimizers:
 
     def __init__(self, make_optimizer: MakeOptimizer, flat: Flat, x: Matrix, g: Matrix) -> None:
         self.make_optimizer, self.flat, self.x, self.g = make_optimizer, flat, x, g
-        self.optimizers: list[torch.optim.Optimizer] = []
+        self.parameters: list[list[nn.Parameter]] = []
+        """The tensors of each worker, in the order of ``flat.parts``."""
         for rank in range(len(x.data)):
-            self.optimizers.append(self._make(rank))
-
-    def _make(self, rank: int) -> torch.optim.Optimizer:
-        parameters = [nn.Parameter(part.view(self.x.data[rank])) for part in self.flat.parts]
-        for parameter, part in zip(parameters, self.flat.parts, strict=True):
-            parameter.grad = part.view(self.g.data[rank])
-        return self.make_optimizer(parameters)
+            self.parameters.append([nn.Parameter(part.view(x.data[rank])) for part in flat.parts])
+            for parameter, part in zip(self.parameters[rank], flat.parts, strict=True):
+                parameter.grad = part.view(g.data[rank])
+        self.optimizers = [make_optimizer(parameters) for parameters in self.parameters]
+        self.steps = [0] * len(x.data)
 
     def reset(self, rank: int) -> None:
-        self.optimizers[rank] = self._make(rank)
+        self.optimizers[rank] = self.make_optimizer(self.parameters[rank])
+        self.steps[rank] = 0
 
     def copy_state(self, rank: int, peer: int) -> None:
         self.reset(rank)
         # A copy, because load_state_dict keeps the tensors it is given.
         self.optimizers[rank].load_state_dict(copy.deepcopy(self.optimizers[peer].state_dict()))
+        self.steps[rank] = self.steps[peer]
+
+    def read_state(self, rank: int, name: str) -> Tensor:
+        flat = torch.zeros_like(self.x.data[rank])
+        for part, state in self._states(rank, name):
+            part.view(flat).copy_(state)
+        return flat
+
+    def write_state(self, rank: int, name: str, value: Tensor) -> None:
+        for part, state in self._states(rank, name):
+            state.copy_(part.view(value))
+
+    def _states(self, rank: int, name: str) -> list[tuple[Part, Tensor]]:
+        """Return the state ``name`` of every parameter that has it, with the parameter's position."""
+        optimizer, found, known = self.optimizers[rank], [], set()
+        for parameter, part in zip(self.parameters[rank], self.flat.parts, strict=True):
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    known.add(key)
+                    if key == name:
+                        found.append((part, value))
+        if self.steps[rank] and not found:
+            raise no_such_state(type(optimizer).__name__, name, known)
+        return found
 
     def apply(self, batch: Batch) -> None:
         for rank, lr in zip(batch.rows, batch.arguments, strict=True):
             optimizer = self.optimizers[rank]
+            self.steps[rank] += 1
             largest = max(group.setdefault("initial_lr", group["lr"]) for group in optimizer.param_groups)
             for group in optimizer.param_groups:
                 # The schedule scales all groups; their learning rates keep their proportions.

@@ -2,23 +2,24 @@
 
 A ``Row`` is not a tensor but can be used like one. The in-place operations that methods consist of (``add_``, ``sub_``,
 ``mul_``, ``lerp_``, ``copy_``, ``clone``, and the sums of ``gossamer.vector_math``) are recorded. Any other torch
-function or operator flushes the tape and then works on the real row, for this worker alone.
+function or operator flushes the tape and then works on the real row, for this worker alone (``tensor_like``).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 
 from gossamer.virtual.compute.matrix import Slot
+from gossamer.virtual.compute.tensor_like import TensorLike, forward
 
 if TYPE_CHECKING:
     from gossamer.virtual.compute.tape import Tape
 
 
-class Row:
+class Row(TensorLike):
     """A flat vector of one worker: a slot of a matrix, with the operations of a tensor."""
 
     __slots__ = ("combine", "detached", "slot", "tape")
@@ -35,7 +36,10 @@ class Row:
         self.tape.flush()
         return self.slot.data
 
-    def copy_(self, other: Any) -> Row:
+    def memory(self) -> Tensor:
+        return self.slot.data
+
+    def copy_(self, other: Any, non_blocking: bool = False) -> Row:
         self.combine(((self, 0.0, ((1.0, other),)),))
         return self
 
@@ -47,16 +51,21 @@ class Row:
         self.combine(((self, 1.0, ((-alpha, other),)),))
         return self
 
-    def lerp_(self, other: Any, weight: float) -> Row:
-        self.combine(((self, 1.0 - weight, ((weight, other),)),))
+    def lerp_(self, other: Any, weight: Any) -> Row:
+        if isinstance(weight, (int, float)):
+            self.combine(((self, 1.0 - weight, ((weight, other),)),))
+        else:
+            forward(Tensor.lerp_, (self, other, weight))
         return self
 
     def mul_(self, factor: Any) -> Row:
         if isinstance(factor, (int, float)):
             self.combine(((self, 0.0, ((factor, self),)),))
         else:
-            self.tensor().mul_(dense(factor))
+            forward(Tensor.mul_, (self, factor))
         return self
+
+    __iadd__, __isub__, __imul__ = add_, sub_, mul_
 
     def clone(self) -> Any:
         return self.temporary().copy_(self)
@@ -71,6 +80,13 @@ class Row:
     def element_size(self) -> int:
         return self.tape.dtype.itemsize
 
+    def dim(self) -> int:
+        return 1
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.tape.dtype
+
     @property
     def nbytes(self) -> int:
         return self.slot.pool.width * self.tape.dtype.itemsize
@@ -78,64 +94,46 @@ class Row:
     def __len__(self) -> int:
         return self.slot.pool.width
 
-    def __getitem__(self, item: Any) -> Tensor:
-        return self.tensor()[item]
-
-    def __setitem__(self, item: Any, value: Any) -> None:
-        self.tensor()[item] = dense(value)
-
-    @classmethod
-    def __torch_function__(
-        cls, function: Callable[..., Any], types: Any, args: Sequence[Any] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        return function(*map(_dense_inside, args), **{k: _dense_inside(v) for k, v in (kwargs or {}).items()})
-
-
-def _operator(name: str) -> Callable[..., Any]:
-    def operator(self: Row, *others: Any) -> Any:
-        return getattr(self.tensor(), name)(*map(dense, others))
-
-    return operator
-
-
-for _name in ("add", "radd", "sub", "rsub", "mul", "rmul", "truediv", "neg", "pow", "matmul", "abs", "float"):
-    setattr(Row, f"__{_name}__", _operator(f"__{_name}__"))
-
-
-def _attribute(name: str) -> property:
-    return property(lambda self: getattr(self.tensor(), name))
-
-
-# Every other attribute of a tensor. ``__getattr__`` would do the same but slow down access to the row's own attributes.
-for _name in dir(Tensor):
-    if not _name.startswith("__") and not hasattr(Row, _name):
-        setattr(Row, _name, _attribute(_name))
-
 
 class Temporary(Row):
-    """A row in a slot that its pool lends; the slot goes back when the last reference to the row is gone.
+    """A row in a slot that its pool lends; the slot goes back when the last row in it is gone.
 
     A temporary row that is read as a tensor becomes a tensor of its own, because views of that tensor may outlive the
-    loan.
+    loan. All later operations work on that tensor at once, so its views need no care.
     """
 
     __slots__ = ()
+    guarded = False
 
     def tensor(self) -> Tensor:
         if self.detached is None:
             self.detached = super().tensor().clone()
         return self.detached
 
+    def memory(self) -> Tensor:
+        return self.slot.data if self.detached is None else self.detached
+
+    def share(self) -> Any:
+        """Return a row of the same content. The content is copied only if one of the two is written to."""
+        if self.detached is not None:
+            return self.detached.clone()
+        self.slot.num_rows += 1
+        return Temporary(self.tape, self.slot)
+
+    def leave_shared_slot(self) -> Slot:
+        """Move the content to a slot of its own, before it is written to. Return that slot."""
+        shared, self.slot = self.slot, self.slot.pool.lend()
+        self.copy_(Row(self.tape, shared))
+        shared.num_rows -= 1
+        return self.slot
+
     def __del__(self) -> None:
-        self.slot.pool.free.append(self.slot)
+        slot = self.slot
+        slot.num_rows -= 1
+        if not slot.num_rows:
+            slot.pool.free.append(slot)
 
 
-def dense(value: Any) -> Any:
-    """Return the real tensor if ``value`` is a row, else ``value``."""
-    return value.tensor() if isinstance(value, Row) else value
-
-
-def _dense_inside(value: Any) -> Any:
-    if isinstance(value, (list, tuple)):
-        return type(value)(map(_dense_inside, value))
-    return dense(value)
+def copy_of(vector: Any) -> Any:
+    """Return the content of a vector that travels: the receiver may keep it and write to it, and so may the sender."""
+    return vector.share() if type(vector) is Temporary else vector.clone()

@@ -43,10 +43,11 @@ from typing import Any
 
 import torch
 
-from gossamer.vector_math import Sum
+from gossamer.vector_math import Sum, combine
 from gossamer.virtual.compute.executor import Program, TorchExecutor, make_executor
 from gossamer.virtual.compute.matrix import Matrix, Slot, VectorPool
-from gossamer.virtual.compute.rows import Row, dense
+from gossamer.virtual.compute.rows import Row
+from gossamer.virtual.compute.tensor_like import dense
 
 WAVE = 1 << 20
 """Stages per wave. A power of two, more than a wave ever needs."""
@@ -121,6 +122,8 @@ class Tape:
                 y = row.slot
                 if row.detached is not None or y.pool is not pool:
                     raise NotRecordable
+                if y.num_rows > 1:
+                    y = row.leave_shared_slot()
                 if stage < y.writable:
                     stage = y.writable
                 written.append(y)
@@ -149,9 +152,14 @@ class Tape:
         else:
             program += operations
 
-    def mean(self, rows: list[Any]) -> Any:
-        """Return the mean of ``rows``: recorded if all of them are rows on the tape, else computed at once."""
+    def mean(self, rows: list[Any], weights: Sequence[float] | None = None) -> Any:
+        """Return the mean of ``rows``: recorded if all of them are rows on the tape, else computed at once.
+
+        With ``weights``, it is the weighted mean; zeros if all weights are 0.
+        """
         first = rows[0]
+        if weights is not None:
+            return self._weighted_mean(rows, weights)
         if len(rows) == 1:
             return first.clone()
         if not all(isinstance(row, Row) and row.detached is None for row in rows):
@@ -167,6 +175,20 @@ class Tape:
         for row in rows[1:]:
             out.add_(row)
         return out.mul_(1 / len(rows))
+
+    @staticmethod
+    def _weighted_mean(rows: list[Any], weights: Sequence[float]) -> Any:
+        total, first = sum(weights), rows[0]
+        # What has no weight does not count, even if it is not finite.
+        weighted = [(weight / total, row) for weight, row in zip(weights, rows, strict=True) if weight]
+        if not weighted:
+            return torch.zeros(len(first), dtype=first.dtype, device=first.device)
+        if all(isinstance(row, Row) for row in rows):
+            out = first.temporary()
+        else:
+            out = torch.empty(len(first), dtype=first.dtype, device=first.device)
+        combine((out, 0.0, weighted))
+        return out
 
     def _record_mean(self, matrix: Matrix, out: Slot) -> None:
         stage = max(self._first_stage, out.writable, max(slot.readable for slot in matrix.slots)) + 1

@@ -11,7 +11,7 @@ from typing import Any
 
 from gossamer.effects import Gather, Mean, Swap
 from gossamer.recording import Recorder
-from gossamer.virtual.compute.rows import dense
+from gossamer.virtual.compute.tensor_like import dense
 from gossamer.virtual.compute.tape import Tape
 from gossamer.virtual.sim.clock import Clock
 from gossamer.virtual.sim.event_queue import MESSAGE, EventQueue

@@ -20,6 +20,7 @@ from gossamer.virtual.compute.matrix import GATHER_BYTES, WIDE_BYTES, Matrix
 from gossamer.virtual.compute.optimizers import PerWorkerOptimizers, WorkerOptimizers, batched_optimizer
 from gossamer.virtual.compute.rows import Row
 from gossamer.virtual.compute.tape import Batch, Tape
+from gossamer.virtual.compute.tensor_like import dense
 
 
 class Diverged(Exception):
@@ -40,6 +41,7 @@ class Replicas:
         if evaluator.device.type == "cpu":
             memory.retain_freed_blocks(self.parameters.data[0].nbytes)
         self._method_vectors: dict[str, Matrix] = {}
+        self.offsets = (*(part.start for part in evaluator.flat.parts), evaluator.flat.size)
         named = dict(evaluator.model.named_parameters())
         self.template = run.make_optimizer([named[part.name] for part in evaluator.flat.parts])
         """An optimizer that only provides its settings."""
@@ -73,6 +75,14 @@ class Replicas:
         if name == "lr":
             return self.lr(step)
         return self.template.param_groups[0][name]
+
+    def read_optimizer_state(self, rank: int, name: str) -> Tensor:
+        self.tape.flush()
+        return self.optimizers.read_state(rank, name)
+
+    def write_optimizer_state(self, rank: int, name: str, value: Any) -> None:
+        self.tape.flush()
+        self.optimizers.write_state(rank, name, dense(value))
 
     def copy_local_state(self, rank: int, peer: int, optimizer_state: bool) -> None:
         """Copy the buffers of ``peer`` to worker ``rank``, and its optimizer state or a fresh one."""

@@ -95,6 +95,16 @@ class VirtualWorker:
     def optimizer_setting(self, name: str) -> Any:
         return self._replicas.optimizer_setting(name, self.step)
 
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        return self._replicas.offsets
+
+    def read_optimizer_state(self, name: str) -> Any:
+        return self._replicas.read_optimizer_state(self.rank, name)
+
+    def write_optimizer_state(self, name: str, value: Any) -> None:
+        self._replicas.write_optimizer_state(self.rank, name, value)
+
     def snapshot(self, write: Callable[[Any, Any], None] | None = None) -> Any:
         if self._recorder is not None:
             self._recorder.snapshot(self.rank, self._queue.now, self._queue.now)
