@@ -331,7 +331,7 @@ class AnyOrderWorld:
         self.num_exchanges += 1
         failed = self.rest.random() < FAILED_SWAPS
         for receiver, own, received in ((rank, sent, other), (peer, other, sent)):
-            answer = None if failed else received.copies[0].clone()
+            answer: Any = None if failed else received.copies[0].clone()
             if answer is not None and swap.scalars:
                 answer = (answer, received.effect.scalars)
             self.deliveries.append(partial(self.deliver, receiver, own, answer))

@@ -45,7 +45,7 @@ def check_method(
             function that builds it for a topology.
         real: Whether to start processes, too. They import the method, so it must be defined in a file, and a script
             calls ``check_method`` below ``if __name__ == "__main__":``.
-        only: The names of some checks; empty: all. Checks that are named run even if the method gives them up.
+        only: The names of some checks (``CHECKS``); empty: all.
         workers: Number of real processes.
         seeds: Seeds of the random clusters and orders of events that are tried; more seeds find more.
         **options: Settings of the method by name.
@@ -65,7 +65,7 @@ def check_method(
     context = Context(subject, tuple(seeds), workers)
     report = MethodReport(subject.name)
     for check in chosen:
-        report.results.append(_outcome(check, context, report, named=bool(only)))
+        report.results.append(_outcome(check, context, report))
     if report.failures:
         raise MethodCheckError(report)
     return report
@@ -88,14 +88,14 @@ def _check_can_start(subject: Subject) -> None:
         )
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise InputError(
-            'check_method is called while a new process imports this file: put the call below if __name__ == "__main__":'
+            'check_method is called while a new process imports its file: put the call below if __name__ == "__main__":'
         )
 
 
-def _outcome(check: Check, context: Context, report: MethodReport, named: bool) -> CheckResult:
+def _outcome(check: Check, context: Context, report: MethodReport) -> CheckResult:
     began = time.monotonic()
     try:
-        outcome, detail = _run(check, context, report, named)
+        outcome, detail = _run(check, context, report)
     except NotApplicable as reason:
         outcome, detail = SKIPPED, str(reason)
     except (Broken, InputError) as error:
@@ -105,11 +105,11 @@ def _outcome(check: Check, context: Context, report: MethodReport, named: bool) 
     return CheckResult(check.name, check.rule, outcome, detail, time.monotonic() - began)
 
 
-def _run(check: Check, context: Context, report: MethodReport, named: bool) -> tuple[str, str]:
+def _run(check: Check, context: Context, report: MethodReport) -> tuple[str, str]:
     failed = [result.name for result in report.failures if CHECKS[result.name].stage < check.stage]
     if failed:
         raise NotApplicable(f"because of {', '.join(failed)}")
-    if not named and check.invariant and check.invariant in context.method.gives_up:
+    if check.invariant and check.invariant in context.method.gives_up:
         return GIVEN_UP, ""
     check.run(context)
     return PASSED, ""

@@ -5,14 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 from gossamer.errors import MethodError
 from gossamer.methods import Method
 from gossamer.testing.any_order import AnyOrderWorld
+from gossamer.testing.quadratic import DIM
 from gossamer.testing.real_run import RealTraining, train
 from gossamer.testing.subject import Subject
 from gossamer.testing.violations import Broken
-from gossamer.testing.virtual_runs import GRAPHS, INSTANT, make_cluster
+from gossamer.testing.virtual_runs import GRAPHS, INSTANT, UNEVEN, make_cluster, models
 
 MAX_REACH = 400
 
@@ -47,6 +49,20 @@ class Context:
         """A number of steps in which workers communicate several times."""
         return max(12, 3 * self.reach // 2)
 
+    @cached_property
+    def repeatable(self) -> bool:
+        """Whether two runs with one seed are the same."""
+        return all(self._history(clock) == self._history(clock) for clock in ("hardware", "ideal"))
+
+    def _history(self, clock: str) -> list[Any]:
+        cluster = make_cluster(self.subject, *self.ring, seed=3, clock=clock, **UNEVEN)
+        history = []
+        for time in range(1, self.steps + 1):
+            cluster.run_until(float(time))
+            history.append([(worker.steps_done, worker.bytes_sent) for worker in cluster.workers])
+        cluster.finish()
+        return [*history, models(cluster).tolist()]
+
     @property
     def learning(self) -> tuple[float, int]:
         """A learning rate with which workers stay together between two communications, and steps that suffice."""
@@ -79,7 +95,7 @@ class Context:
         method = method or self.subject.build(graph, workers, seed)
         choices = [rng.randrange(LARGEST_CHOICE) for _ in range(60)]
         # Without ``reach``: it is not known of a method that deadlocks.
-        world = AnyOrderWorld(method, steps=self.order_steps, choices=choices, seed=seed, apart=apart)
+        world = AnyOrderWorld(method, steps=self.order_steps, choices=choices, seed=seed, dim=DIM, apart=apart)
         return world, f"any order: {workers} workers, topology={graph} seed={seed}"
 
     @cached_property

@@ -13,11 +13,8 @@ from gossamer.methods import Method
 from gossamer.methods.contract import PARTS, check_declaration
 from gossamer.testing.context import Context
 from gossamer.testing.violations import Broken
-from gossamer.testing.virtual_runs import make_cluster, models
+from gossamer.testing.virtual_runs import UNEVEN, make_cluster, models
 from gossamer.topology import Topology
-
-UNEVEN = {"compute": "exponential:1s", "straggler": "1:3", "link": "48b/100ms"}
-"""Uneven machines and a slow network."""
 
 
 def declaration(context: Context) -> None:
@@ -25,6 +22,7 @@ def declaration(context: Context) -> None:
     from gossamer.testing.table import INVARIANTS
 
     try:
+        context.subject.check_class()
         method = context.method
         check_declaration(method)
     except InputError as error:
@@ -73,6 +71,8 @@ def state(context: Context) -> None:
                 raise Broken("state", f"a run set the method's attribute {name} ({where}); {KEEP_IT}")
             if before[name] != value:
                 raise Broken("state", f"a run changed the method's attribute {name} ({where}); {KEEP_IT}")
+    if not context.repeatable:
+        return  # ``seed`` says so
     expected = [_run(context, seed, context.subject.build(*context.ring)) for seed in (1, 2)]
     method = context.subject.build(*context.ring)
     runs = [_Interleaved(context, seed, method) for seed in (1, 2)]
@@ -108,20 +108,10 @@ def _run(context: Context, seed: int, method: Method) -> torch.Tensor:
 
 def seed(context: Context) -> None:
     """The same seed gives the same run: random choices come from worker.rng, or from worker.seed if all share them."""
-    for clock in ("hardware", "ideal"):
-        one, other = (_history(context, clock) for _ in range(2))
-        if one != other:
-            raise Broken("seed", f"two runs with one seed differ (clock={clock}): use worker.rng or worker.seed")
-
-
-def _history(context: Context, clock: str) -> list[Any]:
-    cluster = make_cluster(context.subject, *context.ring, seed=3, clock=clock, **UNEVEN)
-    history = []
-    for time in range(1, context.steps + 1):
-        cluster.run_until(float(time))
-        history.append([(worker.steps_done, worker.bytes_sent) for worker in cluster.workers])
-    cluster.finish()
-    return [*history, models(cluster).tolist()]
+    if not context.repeatable:
+        raise Broken(
+            "seed", "two runs with one seed differ: draw from worker.rng or worker.seed; keep no state elsewhere"
+        )
 
 
 # What a method holds

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -27,7 +29,7 @@ CHANGES = (
 def failures(context: Context) -> None:
     """Training continues when workers leave and join, and nobody waits for a worker that is gone."""
     graph, count = context.subject.first_fit(*SEVERAL)
-    uneven = {"compute": "lognormal:1s,0.3", "link": "100b/10ms"}
+    uneven: dict[str, Any] = {"compute": "lognormal:1s,0.3", "link": "100b/10ms"}
     for fail, join, clock in CHANGES:
         where = f"{graph} of {count}, fail={fail} join={join} clock={clock}"
         _check_progress(
@@ -35,7 +37,7 @@ def failures(context: Context) -> None:
             make_cluster(context.subject, graph, count, clock=clock, fail=fail, join=join, **uneven),
             where,
         )
-    slow = {"compute": "lognormal:1s,0.4", "link": "50b/200ms"}
+    slow: dict[str, Any] = {"compute": "lognormal:1s,0.4", "link": "50b/200ms"}
     for rank, join in ((0, "2@5.86"), (1, "2@8.2"), (2, "2@11.3")):
         where = f"{graph} of {count}, fail=2@3.1 join={join} straggler={rank}:4"
         _check_progress(
@@ -74,7 +76,8 @@ def shared(context: Context) -> None:
     equal = _equal_vectors(make_cluster(context.subject, graph, count, **INSTANT), until)
     cluster = make_cluster(context.subject, graph, count, **INSTANT, fail=f"2@{fails:g}", join=f"2@{fails + 2.5:g}")
     cluster.run_until(until)
-    for name in equal:
+    # The model last: it differs because something else does.
+    for name in sorted(equal, key=lambda name: (name == MODEL, name)):
         mine, other = (_vectors(cluster, rank).get(name) for rank in (2, 1))
         if mine is None or other is None or not torch.allclose(mine, other, rtol=0, atol=1e-9):
             what = "worker.x" if name == MODEL else f"vector {name!r}"
@@ -95,7 +98,7 @@ MODEL = "x"
 
 def _vectors(cluster: Cluster, rank: int) -> dict[str, Tensor]:
     worker = cluster.workers[rank]
-    return {MODEL: worker.x + 0.0, **{name: row + 0.0 for name, row in worker.vectors.items()}}
+    return {MODEL: worker.x + 0.0, **{name: worker.vector(name) + 0.0 for name in worker.vectors}}
 
 
 def _equal_vectors(cluster: Cluster, until: float) -> set[str]:

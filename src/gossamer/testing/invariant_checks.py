@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from gossamer.methods import Method
 from gossamer.testing.context import Context
 from gossamer.testing.quadratic import disagreement, half_square, quadratic
 from gossamer.testing.violations import Broken, NotApplicable
@@ -44,7 +47,7 @@ def workers(context: Context) -> None:
         if min(steps_of(cluster)) < context.steps:
             raise Broken("workers", f"workers made {list(steps_of(cluster))} of {context.steps} steps ({where})")
         cluster.finish()
-        _check_finite(cluster, where)
+        _check_finite("workers", cluster, where)
 
 
 def alone(context: Context) -> None:
@@ -94,8 +97,8 @@ def mean(context: Context) -> None:
         _check_sum("mean", total(cluster), before + added, str(machines))
 
 
-def _sum_of(workers: list, method: object) -> Tensor:  # type: ignore[type-arg]
-    return torch.stack([method.conserved(worker).clone() for worker in workers]).sum(0)  # type: ignore[attr-defined]
+def _sum_of(workers: Sequence[Any], method: Method) -> Tensor:
+    return torch.stack([method.conserved(worker).clone() for worker in workers]).sum(0)
 
 
 def _check_sum(rule: str, found: Tensor, expected: Tensor, where: str) -> None:
@@ -111,7 +114,12 @@ def _check_sum(rule: str, found: Tensor, expected: Tensor, where: str) -> None:
 def end(context: Context) -> None:
     """Training may end at any moment: finish applies what is in flight, on all workers or on none."""
     graph, count = context.ring
-    hardware = {"compute": "exponential:1s", "straggler": f"{count - 1}:5", "link": "48b/100ms", "seed": 1}
+    hardware: dict[str, Any] = {
+        "compute": "exponential:1s",
+        "straggler": f"{count - 1}:5",
+        "link": "48b/100ms",
+        "seed": 1,
+    }
     for at in _moments(context):
         where = f"{count} workers, topology={graph}, ended at {at:g} s"
         added = zeros()
@@ -129,7 +137,7 @@ def end(context: Context) -> None:
                 )
         if recorded:
             _check_sum("end", total(cluster), before + added, where)
-        _check_finite(cluster, where)
+        _check_finite("end", cluster, where)
         if not context.method.sends_models:
             _check_equal("end", cluster, where)
 
@@ -148,13 +156,17 @@ def replicas(context: Context) -> None:
         seen: dict[int, list[Tensor]] = {}
         method = watch_steps(
             context.subject.build(machines.graph, machines.workers, seed),
-            lambda worker, seen=seen: seen.setdefault(worker.step, []).append(worker.x + 0.0),  # type: ignore[misc]
+            partial(_note, seen),
         )
         cluster = on(machines, context.subject, method=method)
         cluster.run_until(float(context.steps))
         for step, found in seen.items():
             if not all(torch.equal(found[0], other) for other in found):
                 raise Broken("replicas", f"after step {step + 1} workers have different parameters ({machines})")
+
+
+def _note(seen: dict[int, list[Tensor]], worker: Any) -> None:
+    seen.setdefault(worker.step, []).append(worker.x + 0.0)
 
 
 def consensus(context: Context) -> None:
@@ -199,9 +211,9 @@ def optimum(context: Context) -> None:
             )
 
 
-def _check_finite(cluster: Cluster, where: str) -> None:
+def _check_finite(rule: str, cluster: Cluster, where: str) -> None:
     if not torch.isfinite(models(cluster)).all():
-        raise Broken("workers", f"a model is not finite ({where})")
+        raise Broken(rule, f"a model is not finite ({where})")
 
 
 def _check_equal(rule: str, cluster: Cluster, where: str) -> None:

@@ -53,20 +53,21 @@ class MethodReport:
         )
 
     def _summary(self) -> str:
-        counts = {outcome: 0 for outcome in (PASSED, FAILED, GIVEN_UP, SKIPPED)}
+        counts = dict.fromkeys((PASSED, FAILED, GIVEN_UP, SKIPPED), 0)
         for result in self.results:
             counts[result.outcome] += 1
-        return ", ".join(f"{count} checks {outcome}" for outcome, count in counts.items() if count)
+        return ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
 
     def explain(self) -> str:
         """Return in words what does not hold."""
-        lines = [f"method {self.method} does not keep its contract: {self._summary()}"]
+        lines = [f"method {self.method} does not pass all checks: {self._summary()}"]
         for result in self.failures:
-            lines += ["", f"{result.name}: {result.rule}", *textwrap.wrap(result.detail, WIDTH, **INDENT)]
+            lines += ["", f"{result.name}: {result.rule}", _indented(result.detail)]
         return "\n".join(lines)
 
 
-INDENT = {"initial_indent": "    ", "subsequent_indent": "    "}
+def _indented(text: str) -> str:
+    return textwrap.fill(text, WIDTH, initial_indent="    ", subsequent_indent="    ")
 
 
 def _reason(result: CheckResult) -> str:

@@ -82,7 +82,8 @@ class Subject:
                 "that returns it for a topology"
             )
         if isinstance(method, type):
-            check_class(method, "the method")
+            if not issubclass(method, Method):
+                raise InputError(f"the method is the class {method.__name__}: expected a subclass of gossamer.Method")
             self._class = method
         elif isinstance(method, str):
             self._class = locate(method).method
@@ -94,13 +95,18 @@ class Subject:
         for option in options:
             known = self._class.Config.__dataclass_fields__
             if option not in known:
-                raise InputError(f"{self._class.name} has no option {option!r}: expected some of {', '.join(known)}")
+                raise InputError(f"{self.name} has no option {option!r}: expected some of {', '.join(known)}")
 
     @property
     def name(self) -> str:
         if self._factory is not None:
             return self.build(*self.first_fit(("ring", 4), ("ring", 2), ("ring", 1))).name
-        return self._class.name
+        return getattr(self._class, "name", self._class.__name__)
+
+    def check_class(self) -> None:
+        """Raise ``MethodError`` if the class lacks what a method must declare."""
+        if self._factory is None:
+            check_class(self._class, "the method")
 
     # Another process
 

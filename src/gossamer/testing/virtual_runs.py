@@ -20,8 +20,11 @@ from gossamer.testing.quadratic import DIM, quadratic, recording
 from gossamer.testing.subject import Subject
 from gossamer.virtual.sim.cluster import Cluster
 
-INSTANT = {"compute": "constant:1s", "link": "inf"}
+INSTANT: dict[str, Any] = {"compute": "constant:1s", "link": "inf"}
 """Identical machines, and a network that takes no time."""
+
+UNEVEN: dict[str, Any] = {"compute": "exponential:1s", "straggler": "1:3", "link": "48b/100ms"}
+"""Uneven machines and a slow network."""
 
 GRAPHS = ("ring", "complete", "star", "base")
 
@@ -45,7 +48,7 @@ def draw_machines(subject: Subject, seed: int) -> Machines:
     rng = random.Random(seed)
     graph, workers = rng.choice(GRAPHS), rng.randint(1, 7)
     graph, workers = subject.first_fit((graph, workers), ("ring", workers), ("ring", 4), ("ring", 2))
-    hardware = {
+    hardware: dict[str, Any] = {
         "compute": rng.choice(["constant:1s", "lognormal:1s,0.5", "exponential:1s"]),
         "straggler": f"{rng.randrange(workers)}:{rng.choice([0.3, 1, 2.7, 6.1])}",
         "link": rng.choice(["inf", "1kb/0ms", "48b/100ms", "10b/2s"]),
