@@ -8,8 +8,14 @@ from pathlib import Path
 IMAGES = Path(__file__).parent / "images"
 
 INK, SOFT, LINE = "#22313a", "#5b6b74", "#8aa0aa"
-FILLS = {"user": "#fdf1dc", "method": "#dff3ee", "engine": "#e8eef4", "network": "#f7e3e3", "plain": "#ffffff"}
-"""Whose code a box is: the user's, a method's, the engine's, or the network."""
+FILLS = {"user": "#fdf1dc", "method": "#dff3ee", "world": "#e8eef4", "network": "#f7e3e3", "plain": "#ffffff"}
+LEGEND = {
+    "user": "the user's code",
+    "method": "the method",
+    "world": "Gossamer, outside of the method",
+    "network": "network",
+}
+"""Whose work a box is."""
 
 
 class Diagram:
@@ -26,7 +32,7 @@ class Diagram:
         style = f'font-size="{size}" text-anchor="{anchor}" fill="{fill}"{weight}{mono}'
         self.shapes.append(f'<text x="{x:g}" y="{y:g}" {style}>{words}</text>')
 
-    def box(self, x: float, y: float, width: float, height: float, *lines: str, kind: str = "engine") -> None:
+    def box(self, x: float, y: float, width: float, height: float, *lines: str, kind: str = "world") -> None:
         """A rounded box; the first line is its title, the others are small."""
         corners = f'x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="7"'
         self.shapes.append(f'<rect {corners} fill="{FILLS[kind]}" stroke="{LINE}"/>')
@@ -35,6 +41,27 @@ class Diagram:
             self.text(
                 x + width / 2, top + 17 * number, line, 13 if number == 0 else 11, fill=INK if number == 0 else SOFT
             )
+
+    def frame(self, x: float, y: float, width: float, height: float) -> None:
+        """A dashed frame around several shapes."""
+        corners = f'x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="9"'
+        self.shapes.append(f'<rect {corners} fill="none" stroke="{LINE}" stroke-dasharray="2 4"/>')
+
+    def hop(self, x: float, y: float, sign: str, kind: str, what: str, where: str) -> None:
+        """A numbered step: what happens, and in which file."""
+        self.shapes.append(f'<circle cx="{x:g}" cy="{y:g}" r="12" fill="{FILLS[kind]}" stroke="{LINE}"/>')
+        self.text(x, y + 4.5, sign, 12)
+        self.text(x + 24, y - 4, what, 13, "start")
+        self.text(x + 24, y + 13, f"`{where}", 11, "start", SOFT)
+
+    def legend(self, y: float, kinds: tuple[str, ...] = tuple(LEGEND)) -> None:
+        x = 30
+        for kind in kinds:
+            self.shapes.append(
+                f'<rect x="{x}" y="{y - 10:g}" width="13" height="13" rx="3" fill="{FILLS[kind]}" stroke="{LINE}"/>'
+            )
+            self.text(x + 20, y + 1, LEGEND[kind], 11, "start", SOFT)
+            x += 46 + 6 * len(LEGEND[kind])
 
     def arrow(self, *points: tuple[float, float], label: str = "", both: bool = False, dashed: bool = False) -> None:
         path = " L ".join(f"{x:g} {y:g}" for x, y in points)
@@ -63,183 +90,210 @@ class Diagram:
         )
 
 
-def hops(name: str, title: str, rows: list[tuple[str, str, str, str]]) -> None:
-    """The way of a batch: numbered boxes from top to bottom, each with what happens and in which file."""
-    height = 46
-    diagram = Diagram(name, 760, 52 + height * len(rows) + 10)
-    diagram.text(24, 32, f"*{title}", 15, "start")
-    for number, (kind, what, where, note) in enumerate(rows):
-        y = 50 + height * number
-        diagram.shapes.append(f'<circle cx="36" cy="{y + 17}" r="12" fill="{FILLS[kind]}" stroke="{LINE}"/>')
-        diagram.text(36, y + 21.5, str(number + 1), 12)
-        diagram.text(60, y + 13, what, 13, "start")
-        diagram.text(60, y + 30, f"`{where}", 11, "start", SOFT)
-        diagram.text(740, y + 13, note, 11, "end", SOFT)
+ROW = 46
+"""Height of a step in a column."""
+
+
+def column(d: Diagram, x: float, y: float, steps: list[tuple[str, str, str, str]]) -> None:
+    """Steps under each other, with arrows between them."""
+    for number, step in enumerate(steps):
+        d.hop(x, y + ROW * number, *step)
         if number:
-            diagram.arrow((36, y - 17), (36, y + 4))
-    diagram.save()
+            d.arrow((x, y + ROW * (number - 1) + 13), (x, y + ROW * number - 13))
 
 
 def real_step() -> None:
-    hops(
-        "architecture-real-step",
-        "One mini-batch on a real worker",
+    d = Diagram("architecture-real-step", 900, 456)
+    d.text(24, 32, "*One mini-batch on a real worker", 15, "start")
+    d.text(30, 64, "*Training thread", 13, "start")
+    files = "process/runtime/driver.py, flat_model.py"
+    column(
+        d,
+        48,
+        92,
         [
-            ("user", "loss.backward(), then optimizer.step()", "the user's loop", "training thread"),
-            (
-                "engine",
-                "Step pre-hook: take the lock, point the parameters at x",
-                "process/runtime/driver.py, flat_model.py",
-                "training thread",
-            ),
-            ("method", "The method's step() runs up to its Update", "methods/*.py", "training thread"),
-            (
-                "engine",
-                "It yields Mean or Wait: the lock is free while it waits",
-                "process/runtime/effect_handler.py",
-                "methods that wait",
-            ),
-            (
-                "network",
-                "The collective runs among the members that are alive",
-                "process/collectives/membership.py, gloo.py",
-                "methods that wait",
-            ),
-            ("user", "The optimizer updates x", "torch.optim", "training thread"),
-            (
-                "engine",
-                "Step post-hook: rest of step(), weights = eval_point(x), release the lock",
-                "process/runtime/driver.py, flat_model.py",
-                "training thread",
-            ),
-            (
-                "method",
-                "Concurrently background() yields Pair: two neighbours agree",
-                "process/pairwise/pairing.py",
-                "background thread",
-            ),
-            (
-                "network",
-                "Swap: both send their snapshot, each screens what it received",
-                "process/pairwise/exchanges.py, edge.py, screening.py",
-                "background thread",
-            ),
-            (
-                "method",
-                "The method adds the displacement to x under the lock",
-                "methods/*.py, vector_math.py",
-                "background thread",
-            ),
+            ("1", "user", "loss.backward(), then optimizer.step()", "the user's loop"),
+            ("2", "world", "Step pre-hook: take the lock, point parameters at x", files),
+            ("3", "method", "The method's step() runs up to its Update", "methods/*.py"),
+            ("4", "world", "It yields Mean or Wait: free the lock and wait", "process/runtime/effect_handler.py"),
+            ("5", "network", "Collective among the members alive", "process/collectives/membership.py, gloo.py"),
+            ("6", "user", "The optimizer updates x", "torch.optim"),
+            ("7", "world", "Post-hook: rest of step(), write weights, free the lock", files),
         ],
     )
+    d.frame(28, 92 + 3 * ROW - 20, 418, 2 * ROW - 2)
+    d.text(438, 92 + 4 * ROW - 24, "only methods that wait", 11, "end", SOFT)
+    d.text(492, 64, "*Background thread, at the same time", 13, "start")
+    column(
+        d,
+        510,
+        92,
+        [
+            ("a", "method", "background() yields Pair: two neighbours agree", "process/pairwise/pairing.py"),
+            (
+                "b",
+                "network",
+                "Swap: each sends a snapshot, screens the other's",
+                "pairwise/exchanges.py, edge.py, screening.py",
+            ),
+            ("c", "method", "Under the lock it adds the displacement to x", "methods/*.py, vector_math.py"),
+        ],
+    )
+    d.arrow((498, 92 + 2 * ROW), (476, 92 + 2 * ROW), (476, 92), (498, 92))
+    d.text(534, 92 + 3 * ROW - 14, "gossip and a2cid2; lasgd averages among all instead", 11, "start", SOFT)
+    d.box(
+        492,
+        262,
+        384,
+        106,
+        "*state.lock keeps 2, 3, 6, 7 and c apart",
+        "A step does not hold it in 4 and 5, nor the background in a and b.",
+        "Forward and backward read weights, a vector of its own.",
+        "In 7, weights = eval_point(x) (process/runtime/flat_model.py).",
+        kind="plain",
+    )
+    d.legend(432)
+    d.save()
 
 
 def virtual_step() -> None:
-    hops(
-        "architecture-virtual-step",
-        "One mini-batch in the virtual cluster",
+    d = Diagram("architecture-virtual-step", 900, 456)
+    d.text(24, 32, "*One mini-batch in the virtual cluster", 15, "start")
+    d.hop(
+        48,
+        70,
+        "1",
+        "world",
+        "The simulation runs the next event of the queue",
+        "virtual/simulation.py, sim/event_queue.py",
+    )
+    top = 148
+    d.arrow((48, 83), (48, top - 13))
+    d.arrow((48, 99), (510, 99), (510, top - 13))
+    d.text(72, top - 28, "*Events of gradients", 13, "start")
+    d.text(534, top - 28, "*Events of exchanges", 13, "start")
+    column(
+        d,
+        48,
+        top,
         [
             (
-                "engine",
-                "The simulation runs the next event of the queue",
-                "virtual/simulation.py, sim/event_queue.py",
-                "",
-            ),
-            (
-                "engine",
+                "2",
+                "world",
                 "A gradient begins: the clock says how long it takes",
                 "virtual/sim/cluster.py, sim/clock.py",
-                "",
             ),
-            ("engine", 'The tape records "gradient of this row", computes nothing yet', "virtual/compute/tape.py", ""),
-            ("method", "The gradient ends: the method's step() runs", "virtual/sim/method_driver.py, methods/*.py", ""),
-            ("engine", "Update: the tape records an optimizer step", "virtual/compute/tape.py", ""),
-            ("method", "background() yields Pair: two workers meet", "virtual/sim/pairing.py", ""),
+            ("3", "world", 'The tape records "gradient of this row"', "virtual/compute/tape.py"),
             (
-                "network",
-                "Swap: the network model says when the vectors arrive",
-                "virtual/sim/exchanges.py, sim/network.py",
-                "",
+                "4",
+                "method",
+                "The gradient ends: the method's step() runs",
+                "virtual/sim/method_driver.py, methods/*.py",
             ),
-            ("method", "The displacement is recorded as sums of rows", "virtual/compute/rows.py, vector_math.py", ""),
-            (
-                "engine",
-                "Somebody reads a row: all stages of the tape are executed in batches",
-                "virtual/compute/executor.py, evaluator.py, optimizers.py",
-                "",
-            ),
-            ("engine", "A point of the history: losses, consensus, accuracy", "virtual/simulation.py, results.py", ""),
+            ("5", "world", "Update: the tape records an optimizer step", "virtual/compute/tape.py"),
         ],
     )
+    column(
+        d,
+        510,
+        top,
+        [
+            ("a", "method", "background() yields Pair: two workers meet", "virtual/sim/pairing.py"),
+            ("b", "network", "Swap: the network says when vectors arrive", "virtual/sim/exchanges.py, sim/network.py"),
+            ("c", "method", "The displacement is recorded as sums of rows", "virtual/compute/rows.py, vector_math.py"),
+        ],
+    )
+    bottom = top + 4 * ROW + 14
+    d.arrow((48, top + 3 * ROW + 13), (48, bottom - 13))
+    d.arrow((510, top + 2 * ROW + 13), (510, bottom - 27), (49, bottom - 27))
+    files = "virtual/compute/executor.py, evaluator.py, optimizers.py"
+    d.hop(48, bottom, "6", "world", "When a row is read, the tape is executed in batches", files)
+    d.arrow((48, bottom + 13), (48, bottom + ROW - 13))
+    files = "virtual/simulation.py, results.py"
+    d.hop(48, bottom + ROW, "7", "world", "A point of the history: loss, accuracy, consensus distance", files)
+    d.legend(bottom + 2 * ROW - 4, ("method", "world", "network"))
+    d.save()
 
 
 def threads() -> None:
-    d = Diagram("architecture-threads", 860, 400)
-    d.text(24, 32, "*Threads of a real worker, and the lock they share", 15, "start")
-    d.box(30, 60, 220, 74, "*training thread", "the user's loop, optimizer hooks", "runtime/driver.py", kind="user")
-    d.box(30, 210, 220, 74, "*gossamer-background", "the method's background()", "runtime/driver.py", kind="method")
-    d.box(
-        330, 124, 230, 80, "*state.lock", "guards x and the method's vectors", "runtime/worker_state.py", kind="plain"
-    )
-    d.arrow((250, 97), (330, 145))
-    d.arrow((250, 247), (330, 185))
-    d.text(290, 84, "holds it during a step, not while it waits", 11, "start", SOFT)
-    d.text(290, 252, "holds it while it merges,", 11, "start", SOFT)
-    d.text(290, 268, "not while it communicates", 11, "start", SOFT)
-    d.box(620, 60, 210, 62, "*gossamer-async", "collectives that Start began", "daemon_executor.py")
-    d.box(620, 140, 210, 62, "*gossamer-edge-N", "receives messages of peer N", "pairwise/edge.py", kind="network")
-    d.box(620, 220, 210, 62, "*gossamer-heartbeat", "heartbeats, membership, edges", "store/heartbeats.py")
-    d.box(
-        620, 310, 210, 62, "*gossamer-store", "talks to the key-value store", "store/failover_store.py", kind="network"
-    )
-    d.arrow((725, 282), (725, 310))
+    d = Diagram("architecture-threads", 900, 452)
+    d.text(24, 32, "*Threads of a real worker, and the lock", 15, "start")
+    d.box(30, 56, 190, 70, "*training thread", "the user's loop,", "optimizer hooks", kind="user")
+    d.box(30, 216, 190, 70, "*gossamer-background", "the method's", "background()", kind="method")
+    d.box(262, 146, 170, 50, "*state.lock", "runtime/worker_state.py", kind="plain")
+    d.arrow((220, 91), (347, 91), (347, 146))
+    d.text(230, 66, "holds it in a step,", 11, "start", SOFT)
+    d.text(230, 82, "not while it waits", 11, "start", SOFT)
+    d.arrow((220, 251), (347, 251), (347, 196))
+    d.text(230, 226, "holds it in a merge,", 11, "start", SOFT)
+    d.text(230, 242, "not while it sends", 11, "start", SOFT)
     d.box(
         30,
-        310,
-        530,
-        62,
+        322,
+        436,
+        88,
         "*x and weights",
-        "the method changes x at any time, forward and backward read weights;",
-        "they meet at the step boundary only: weights are never torn (runtime/flat_model.py)",
+        "Steps and merges change x. Forward and backward read weights.",
+        "The end of a step writes weights = eval_point(x):",
+        "weights are never torn (runtime/flat_model.py).",
         kind="plain",
     )
-    d.arrow((500, 204), (500, 310), label="guards")
+    d.arrow((400, 196), (400, 322), label="guards")
+    d.frame(484, 44, 398, 366)
+    d.text(500, 66, "*These never touch x", 13, "start")
+    boxes = [
+        ("gossamer-async", "collectives that Start began", "world"),
+        ("gossamer-heartbeat", "heartbeats, connections", "world"),
+        ("gossamer-edge-N", "receives messages of peer N", "network"),
+        ("gossamer-build-N", "connects to peer N", "network"),
+        ("gossamer-store", "calls the store, for all threads", "network"),
+        ("gossamer-batches", "numbers of shared batches", "world"),
+        ("gossamer-status", "gossamer train: status", "world"),
+        ("gossamer-monitor", "gossamer train: rank 0", "world"),
+        ("threads of gloo", "send and receive vectors", "network"),
+        ("TCPStore's thread", "serves the store hosted here", "network"),
+    ]
+    for number, (name, what, kind) in enumerate(boxes):
+        d.box(498 + 190 * (number % 2), 80 + 65 * (number // 2), 180, 54, f"*{name}", what, kind=kind)
+    d.legend(436)
     d.save()
 
 
 def generations() -> None:
-    d = Diagram("architecture-generations", 860, 340)
+    d = Diagram("architecture-generations", 860, 350)
     d.text(24, 32, "*The life of a membership generation g", 15, "start")
     d.box(30, 70, 170, 60, "*requested", "key …/requested is g", kind="plain")
     d.box(345, 70, 170, 60, "*present", "each worker marks itself", kind="plain")
     d.box(660, 70, 170, 60, "*agreed", "members are published", kind="plain")
-    d.box(660, 220, 170, 60, "*connected", "process groups are built", kind="plain")
-    d.box(345, 220, 170, 60, "*aligned", "all are at the same step", kind="plain")
-    d.box(30, 220, 170, 60, "*active", "collectives run", kind="method")
+    d.box(660, 230, 170, 60, "*connected", "process groups are built", kind="plain")
+    d.box(345, 230, 170, 60, "*aligned", "all are at the same step", kind="plain")
+    d.box(30, 230, 170, 60, "*active", "collectives run", kind="plain")
     d.arrow((200, 100), (345, 100), label="each worker polls")
     d.arrow((515, 100), (660, 100), label="all present or gone")
-    d.arrow((745, 130), (745, 220))
-    d.arrow((660, 250), (515, 250), label="state transfer")
-    d.arrow((345, 250), (200, 250), label="step is repeated")
-    d.arrow((70, 220), (70, 130))
-    d.text(82, 172, "a collective fails, a worker dies or", 11, "start", SOFT)
-    d.text(82, 188, "comes back: request g + 1", 11, "start", SOFT)
-    d.arrow((430, 220), (430, 152), (170, 152), (170, 130), dashed=True)
-    d.text(442, 178, "a connection or a transfer fails: request g + 1", 11, "start", SOFT)
-    d.text(430, 316, "process/collectives/membership.py, group_builder.py, state_transfer.py", 11, fill=SOFT)
+    d.arrow((745, 130), (745, 230))
+    d.arrow((660, 260), (515, 260), label="state transfer")
+    d.arrow((345, 260), (200, 260), label="step is repeated")
+    d.arrow((70, 230), (70, 130))
+    d.text(82, 182, "a collective fails, or a worker", 11, "start", SOFT)
+    d.text(82, 198, "comes back: request g + 1", 11, "start", SOFT)
+    d.frame(331, 216, 513, 88)
+    d.arrow((430, 216), (430, 156), (170, 156), (170, 130), dashed=True)
+    d.text(442, 172, "here a connection or a transfer fails:", 11, "start", SOFT)
+    d.text(442, 188, "request g + 1", 11, "start", SOFT)
+    d.text(430, 332, "process/collectives/membership.py, group_builder.py, state_transfer.py", 11, fill=SOFT)
     d.save()
 
 
 def tape() -> None:
     d = Diagram("architecture-tape", 760, 184)
-    d.text(24, 32, "*The stages of the tape", 15, "start")
+    d.text(24, 32, "*Stages of the tape, for example", 15, "start")
     stages = [
-        ("*program", "sums of rows", "executor.py", "engine"),
-        ("*batch", "gradients", "evaluator.py", "method"),
-        ("*program", "sums of rows", "executor.py", "engine"),
-        ("*batch", "optimizer steps", "optimizers.py", "method"),
-        ("*program", "sums of rows", "executor.py", "engine"),
-        ("*batch", "means of all", "tape.py", "method"),
+        ("*program", "sums of rows", "executor.py", "plain"),
+        ("*batch", "gradients", "evaluator.py", "world"),
+        ("*program", "sums of rows", "executor.py", "plain"),
+        ("*batch", "optimizer steps", "optimizers.py", "world"),
+        ("*program", "sums of rows", "executor.py", "plain"),
+        ("*batch", "means of all", "tape.py", "world"),
     ]
     for number, (title, what, where, kind) in enumerate(stages):
         x = 30 + 120 * number

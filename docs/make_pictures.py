@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 import gossamer
 from gossamer.cli import main as command
 from gossamer.topology import build
-from gossamer.topology.draw import positions
+from gossamer.topology.draw import curve, positions
 
 IMAGES = Path(__file__).parent / "images"
 
@@ -112,8 +112,8 @@ def gallery() -> Figure:
     for axes, name in zip(grid.flat, GALLERY, strict=True):
         topology = build(name, workers=16, seed=0)
         where = positions(topology)
-        for edge in topology.edges:
-            axes.plot(*where[edge].T, color=INK, linewidth=0.7, alpha=0.7)
+        for i, j in topology.edges.tolist():
+            axes.plot(*curve(topology, where, i, j).T, color=INK, linewidth=0.7, alpha=0.7)
         axes.scatter(*where.T, s=26, color=COMPUTE, zorder=2)
         axes.set_title(f"{name}\nχ1 = {topology.constants(1.0).chi1:.3g}", color=INK, fontsize=10)
         axes.set_aspect("equal")

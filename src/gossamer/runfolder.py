@@ -1,7 +1,6 @@
 """The folder of a run: names, layout and writing of its files.
 
-    DIR/run.json             about the run: format of this folder, version, command, name of the method, kind and unit of
-                             its times
+    DIR/run.json             about the run: format of this folder, version, command, method, kind and unit of its times
     DIR/config.toml          every setting, in the form that --config reads
     DIR/metrics.jsonl        one line per point of the history, appended during the run
     DIR/recording.json       what the workers did and when, summarised (``recording.Recorder.document``); rewritten

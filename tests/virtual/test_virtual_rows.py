@@ -234,7 +234,8 @@ def test_the_mean_of_one_is_not_the_row_itself():
     [
         lambda x: x + 1.0, lambda x: 1.0 - x, lambda x: -x, lambda x: x / 2.0, lambda x: x**2, lambda x: x @ x,
         lambda x: abs(x), lambda x: torch.cat([x, x]), lambda x: torch.stack((x, x)).sum(0), lambda x: x.square(),
-        lambda x: x[1:] + 0.0, lambda x: torch.zeros_like(x), lambda x: torch.add(x, x, alpha=3), lambda x: x.new_ones(2),
+        lambda x: x[1:] + 0.0, lambda x: torch.zeros_like(x), lambda x: torch.add(x, x, alpha=3),
+        lambda x: x.new_ones(2),
         lambda x: torch.tensor(float(x.norm())), lambda x: torch.tensor([len(x), x.numel(), x.element_size()]),
         lambda x: torch.ones(WIDTH, dtype=torch.float64).add_(x), lambda x: torch.ones(WIDTH).double() * x,
     ],

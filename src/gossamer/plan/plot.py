@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from gossamer.methods import METHODS
 from gossamer.plan.cluster_spec import ClusterSpec
 from gossamer.plan.predict import Candidate
-from gossamer.plan.recommend import BASELINE, UNNAMED_TASK, Plan, Workload, make_plan
+from gossamer.plan.recommend import BASELINE, MIN_SPEEDUP, UNNAMED_TASK, Plan, Workload, make_plan
 from gossamer.plan.what_if import scaled_bandwidth
 from gossamer.topology import fits
 from gossamer.topology.draw import ROUND_COLOURS, TEXT_COLOUR, new_figure, save_figure
@@ -28,6 +28,8 @@ POINTS_PER_DECADE = 6
 MAX_LINEAR_RANGE = 10
 """Largest over smallest time from which on the time axis is logarithmic."""
 CLUSTER_COLOUR, CROSSING_COLOUR = "#8b98a8", "#d6457f"
+DASHES = (0, (4, 3))
+DDP = "DDP with ideal overlap"
 
 
 @dataclass(frozen=True)
@@ -38,8 +40,11 @@ class Curves:
     times_ms: dict[str, list[float | None]]
     """Of the fastest candidate that may be recommended; None where there is none."""
     ddp_ms: list[float]
-    pays: list[bool]
-    """Whether something else than all-reduce is recommended."""
+    """Of DDP with ideal overlap."""
+    over_allreduce: list[bool]
+    """Whether something faster than all-reduce is recommended."""
+    over_ddp: list[bool]
+    """Whether that is also faster than DDP with ideal overlap."""
     cluster_x: float
     """The x of the cluster itself."""
 
@@ -93,7 +98,12 @@ class Sweep:
                     row[position] = min(row[position] or math.inf, 1e3 * prediction.step_s)
         drawn = {name: row for name, row in times.items() if any(time is not None for time in row)}
         ddp = [1e3 * next(iter(plan.ddp_s.values())) for plan in plans]
-        return Curves(xs, drawn, ddp, [plan.winner.candidate.method != BASELINE for plan in plans], cluster_x)
+        over_allreduce = [plan.winner.candidate.method != BASELINE for plan in plans]
+        over_ddp = [
+            better and ddp_ms >= MIN_SPEEDUP * 1e3 * plan.winner.step_s
+            for better, ddp_ms, plan in zip(over_allreduce, ddp, plans, strict=True)
+        ]
+        return Curves(xs, drawn, ddp, over_allreduce, over_ddp, cluster_x)
 
 
 def draw(plan: Plan, path: Path, methods: Sequence[str] = (), topologies: Sequence[str] = ()) -> list[str]:
@@ -135,7 +145,7 @@ def _colours(names: Iterable[str]) -> dict[str, str]:
 
 
 def _draw_panel(axes: Axes, curves: Curves, label: str, kind: str, colours: dict[str, str]) -> str:
-    """Draw one plot; return a sentence that says where decentralization pays."""
+    """Draw one plot; return a sentence that says where the recommended plan is faster than others."""
     from matplotlib.ticker import LogLocator, NullLocator
 
     for position, method in enumerate(name for name in colours if name in curves.times_ms):
@@ -143,9 +153,7 @@ def _draw_panel(axes: Axes, curves: Curves, label: str, kind: str, colours: dict
         # Different widths keep curves visible that lie on each other.
         width = 3.0 if method == BASELINE else max(1.4, 7.0 - position)
         axes.plot(*zip(*points, strict=True), color=colours[method], linewidth=width, alpha=0.9, label=method)
-    axes.plot(
-        curves.xs, curves.ddp_ms, color=TEXT_COLOUR, linestyle=(0, (4, 3)), linewidth=1.2, label="DDP at its best"
-    )
+    axes.plot(curves.xs, curves.ddp_ms, color=TEXT_COLOUR, linestyle=DASHES, linewidth=1.2, label=DDP)
     axes.set_xscale("log", base=2 if kind == "workers" else 10)
     times = [time for row in curves.times_ms.values() for time in row if time is not None]
     if max(times) < MAX_LINEAR_RANGE * min(times):
@@ -163,15 +171,26 @@ def _draw_panel(axes: Axes, curves: Curves, label: str, kind: str, colours: dict
     axes.axvline(curves.cluster_x, color=CLUSTER_COLOUR, linewidth=1.0, linestyle=":")
     axes.annotate("this cluster", (curves.cluster_x, 1.0), xycoords=("data", "axes fraction"), xytext=(-4, -4),
                   textcoords="offset points", ha="right", va="top", fontsize=9, color="#5a6878")  # fmt: skip
-    if len(set(curves.pays)) == 1:
-        pays = "pays everywhere" if curves.pays[0] else "pays nowhere"
-        axes.set_title(f"{pays} in this range", fontsize=10, color=CROSSING_COLOUR)
-        return f"over {label}: decentralization {pays} in this range"
-    ranges = []
-    for k in range(1, len(curves.xs)):
-        if curves.pays[k] != curves.pays[k - 1]:
-            at, side = (curves.xs[k], "from") if curves.pays[k] else (curves.xs[k - 1], "up to")
-            ranges.append(f"{side} {at:.3g} {'workers' if kind == 'workers' else 'Gbit/s'}")
-            axes.axvline(at, color=CROSSING_COLOUR, linewidth=1.4)
-    axes.set_title(f"pays {', '.join(ranges)}", fontsize=10, color=CROSSING_COLOUR)
-    return f"over {label}: decentralization pays {', '.join(ranges)}"
+    parts = []
+    for name, faster, style in (("all-reduce", curves.over_allreduce, "-"), (DDP, curves.over_ddp, DASHES)):
+        where, crossings = _ranges(curves.xs, faster, "workers" if kind == "workers" else "Gbit/s")
+        parts.append(f"faster than {name} {where}")
+        for x in crossings:
+            axes.axvline(x, color=CROSSING_COLOUR, linewidth=1.4, linestyle=style)
+    axes.set_title("\n".join(parts), fontsize=10, color=CROSSING_COLOUR)
+    return f"over {label}: {', '.join(parts)}"
+
+
+def _ranges(xs: Sequence[float], faster: Sequence[bool], unit: str) -> tuple[str, list[float]]:
+    """Return in which ranges of ``xs`` it is faster, in words, and where these begin and end."""
+    if all(faster):
+        return "in the whole range", []
+    if not any(faster):
+        return "nowhere in this range", []
+    words, crossings = [], []
+    for k in range(1, len(xs)):
+        if faster[k] != faster[k - 1]:
+            at, side = (xs[k], "from") if faster[k] else (xs[k - 1], "up to")
+            words.append(f"{side} {at:.3g} {unit}")
+            crossings.append(at)
+    return ", ".join(words), crossings

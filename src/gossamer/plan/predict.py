@@ -152,7 +152,7 @@ def bottleneck(model: ClusterModel, forecast: Forecast) -> str:
 
 
 def ddp_step_s(model: ClusterModel) -> float:
-    """Return the best step time of DDP, which sends gradients during the backward pass."""
+    """Return the step time of DDP with ideal overlap: all that fits behind the backward pass is hidden there."""
     comm = model.comm.time(MEAN, model.all_workers, model.model_bytes).after_pause(model.mean_compute_s)
     compute_s = float(model.compute_s.max(axis=-1).mean())
     return compute_s + max(0.0, comm.seconds - model.spec.compute.estimated_backward_s)

@@ -102,9 +102,9 @@ class Plan:
             if ddp > 0.98 * baseline.step_s:
                 against_ddp = ""
             elif ddp / winner.step_s >= MIN_SPEEDUP:
-                against_ddp = f", {ddp / winner.step_s:.2f}× DDP at its best"
+                against_ddp = f", {ddp / winner.step_s:.2f}× DDP with ideal overlap"
             else:
-                against_ddp = f"; DDP at its best takes {milliseconds(ddp)}: if you use it, stay with it"
+                against_ddp = f"; DDP with ideal overlap takes {milliseconds(ddp)}: if you use it, stay with it"
             return (
                 f"Take {winner.candidate.label}{over}: {milliseconds(winner.step_s)} per step, "
                 f"{self.speedup(winner):.2f}× all-reduce ({milliseconds(baseline.step_s)}, "

@@ -75,7 +75,7 @@ class TensorBoard:
             from torch.utils.tensorboard.writer import SummaryWriter
         except ImportError:
             raise InputError(
-                "--tensorboard needs TensorBoard, which is not installed: pip install 'gossamer[tensorboard]'"
+                "--tensorboard needs TensorBoard, which is not installed: pip install tensorboard"
             ) from None
         try:
             self._writer = SummaryWriter(str(folder))

@@ -119,7 +119,7 @@ def _read_image(path: Path) -> np.ndarray:
     try:
         from PIL import Image
     except ImportError:
-        raise InputError("reading image files needs Pillow: pip install 'gossamer[images]'.") from None
+        raise InputError("reading image files needs Pillow: pip install pillow") from None
     try:
         with Image.open(path) as image:
             return np.asarray(image.convert("RGB"))

@@ -64,7 +64,7 @@ def new_figure(path: Path, size: tuple[float, float]) -> Figure:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
     except ImportError:
-        raise InputError("drawing needs matplotlib, which is not installed: pip install 'gossamer[plot]'") from None
+        raise InputError("drawing needs matplotlib, which is not installed: pip install matplotlib") from None
     figure = Figure(figsize=size, layout="constrained", facecolor="white")
     FigureCanvasAgg(figure)
     return figure
@@ -127,7 +127,7 @@ def _draw_edges(axes: Axes, topology: Topology, positions: np.ndarray) -> None:
     density = len(edges) / topology.workers
     width = float(np.clip(9.0 / math.sqrt(topology.workers) / max(1.0, density / 3) ** 0.5, 0.3, 2.2))
     opacity = float(np.clip(2.4 / max(1.0, density) ** 0.6, 0.2, 0.9))
-    curves = [_curve(topology, positions, i, j) for i, j in edges.tolist()]
+    curves = [curve(topology, positions, i, j) for i, j in edges.tolist()]
     used_in = _rounds_of_edges(topology)
     if _num_nodes(topology) > 1:
         curves, used_in = _draw_nodes(axes, topology, curves, used_in)
@@ -195,7 +195,7 @@ def _node_radius(nodes: int) -> float:
     return 0.5 * min(math.sin(math.pi / nodes), 0.6)
 
 
-def _curve(topology: Topology, positions: np.ndarray, i: int, j: int) -> np.ndarray:
+def curve(topology: Topology, positions: np.ndarray, i: int, j: int) -> np.ndarray:
     """Return a straight line; a bent one for the wrap-around edges of a torus, which would lie on other edges."""
     start, end = positions[i], positions[j]
     direction = end - start

@@ -120,6 +120,7 @@ class _Simulation:
                 self._add_point()
                 cluster.observe_at += num_workers
         if cluster.total_steps < self.total_steps:
+            cluster.check_stalled()
             cluster.record_event("no worker is left that can go on: the run ends here")
             self._add_point()
 

@@ -223,7 +223,7 @@ def lasgd(model: ClusterModel, method: LASGD) -> Forecast:
 def gossip(model: ClusterModel, method: Gossip | A2CiD2) -> Forecast:
     local_s = model.compute_s.mean(axis=0) + model.update_s(2)
     no_comm_s = _mean_step_s(local_s)
-    back_to_back = _slowest_exchange(model, method.topology)
+    back_to_back = slowest_exchange(model, method.topology)
     comm = back_to_back.after_pause(model.mean_compute_s / method.rate - back_to_back.seconds)
     rate = _achieved_rate(method.rate, float(no_comm_s.mean()), comm.seconds, method.topology)
     # A worker without a free peer keeps its link idle, but its neighbours' links are busy: as many messages are in
@@ -245,7 +245,7 @@ def _slowed(model: ClusterModel, local_s: np.ndarray, in_flight_share: np.ndarra
     return slowed
 
 
-def _slowest_exchange(model: ClusterModel, topology: Topology) -> CommTime:
+def slowest_exchange(model: ClusterModel, topology: Topology) -> CommTime:
     """Return the time of an exchange over the slowest kind of link in the graph, while all workers exchange."""
     if model.workers == 1:
         return CommTime()

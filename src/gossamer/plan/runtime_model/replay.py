@@ -17,6 +17,7 @@ import torch
 from gossamer.config import resolve
 from gossamer.hardware import HardwareConfig, Link
 from gossamer.plan.cluster_spec import EXCHANGE, GATHER, MEAN, ClusterSpec, GroupShape
+from gossamer.plan.runtime_model.closed_form import slowest_exchange
 from gossamer.plan.runtime_model.cluster_model import (
     ELEMENT_BYTES,
     NUM_STEPS,
@@ -57,6 +58,9 @@ class MeasuredClock:
     def swap(self, now: float, a: int, b: int, size_bytes: int, done: OnDone) -> None:
         self._communicate(EXCHANGE, now, (a, b), size_bytes, done)
 
+    def shift(self, now: float, source: int, to: int, size_bytes: int, done: OnDone) -> None:
+        self._communicate(EXCHANGE, now, (source, to), size_bytes, done)
+
     def mean(self, now: float, members: tuple[int, ...], size_bytes: int, done: OnDone) -> None:
         self._communicate(MEAN, now, members, size_bytes, done)
 
@@ -91,6 +95,9 @@ class ScaledClock:
 
     def swap(self, now: float, a: int, b: int, size_bytes: int, done: OnDone) -> None:
         self.clock.swap(now, a, b, round(size_bytes * self.scale), done)
+
+    def shift(self, now: float, source: int, to: int, size_bytes: int, done: OnDone) -> None:
+        self.clock.shift(now, source, to, round(size_bytes * self.scale), done)
 
     def mean(self, now: float, members: tuple[int, ...], size_bytes: int, done: OnDone) -> None:
         self.clock.mean(now, members, round(size_bytes * self.scale), done)
@@ -159,13 +166,21 @@ def forecast(model: ClusterModel, method: str, topology: str, options: Mapping[s
         decay.append((cluster.consensus() / initial) ** 2 if initial > 0 else 0.0)
     without_comm = virtual_cluster(model, method, topology, options, with_comm=False)
     no_comm_s = -run(without_comm, NUM_WARM_UP_STEPS) + run(without_comm, NUM_STEPS)
+    own = cluster.method
+    if own.pairwise:
+        comm = slowest_exchange(model, own.topology)
+    else:
+        comm = model.comm.time(MEAN, model.all_workers, model.model_bytes)
     vectors = sum(row.numel() for row in cluster.workers[0].vectors.values()) / cluster.evaluator.flat.size
+    # Besides its vectors: what arrives, and with a background part also a snapshot and a second copy of the weights;
+    # gradients that travel need a flat copy.
+    vectors += (1 if own.background is None else 3) + (not own.sends_models)
     scale = model.model_bytes / (ELEMENT_BYTES * cluster.evaluator.flat.size)
     sent = bytes_sent[-1] - bytes_sent[NUM_WARM_UP_STEPS - 1]
     return Forecast(
         step_s=np.array([(times[-1] - times[NUM_WARM_UP_STEPS - 1]) / num_steps]),
         no_comm_step_s=np.array([no_comm_s / num_steps]),
-        dominant_comm=model.comm.time(MEAN, model.all_workers, model.model_bytes),
+        dominant_comm=comm,
         bytes_per_step=sent * scale / num_steps / model.workers,
         contraction=contraction_of(accumulated_noise(decay)),
         memory_vectors=vectors,

@@ -9,6 +9,7 @@ operations stay in order.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 import numpy as np
@@ -98,11 +99,14 @@ def forward(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str,
     source = used[0][0] if len(used) == 1 and used[0][0] is args[0] else None
     if isinstance(result, (list, tuple)):
         parts = [
-            _guarded(part, used, function, source, lambda tensor, k=k: evaluate(tensor)[k])
-            for k, part in enumerate(result)
+            _guarded(part, used, function, source, partial(_item_of, evaluate, k)) for k, part in enumerate(result)
         ]
         return result if all(part is old for part, old in zip(parts, result, strict=True)) else type(result)(parts)
     return _guarded(result, used, function, source, evaluate)
+
+
+def _item_of(evaluate: Callable[[Tensor], Any], k: int, tensor: Tensor) -> Any:
+    return evaluate(tensor)[k]
 
 
 def _guarded(

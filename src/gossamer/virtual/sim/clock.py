@@ -38,6 +38,8 @@ class Clock(Protocol):
 
     def swap(self, now: float, a: int, b: int, size_bytes: int, done: OnDone) -> None: ...
 
+    def shift(self, now: float, source: int, to: int, size_bytes: int, done: OnDone) -> None: ...
+
     def mean(self, now: float, members: tuple[int, ...], size_bytes: int, done: OnDone) -> None: ...
 
     def gather(self, now: float, members: tuple[int, ...], size_bytes: int, done: OnDone) -> None: ...
@@ -57,6 +59,8 @@ class IdealClock:
     def swap(self, now: float, a: int, b: int, size_bytes: int, done: OnDone) -> None:
         done(now)
 
+    shift = swap
+
     def mean(self, now: float, members: tuple[int, ...], size_bytes: int, done: OnDone) -> None:
         done(now)
 
@@ -71,7 +75,7 @@ class HardwareClock:
     def __init__(self, config: HardwareConfig, workers: int, queue: EventQueue) -> None:
         self.compute = ComputeTimes(config.compute, config.straggler, workers)
         network = Network(NodeLayout(config, workers), workers, queue)
-        self.swap, self.mean, self.gather = network.swap, network.mean, network.gather
+        self.swap, self.shift, self.mean, self.gather = network.swap, network.shift, network.mean, network.gather
 
     def gradient_times(self, rank: int, rng: np.random.Generator) -> Iterator[float]:
         return in_blocks(partial(self.compute.draw_many, rank, rng))

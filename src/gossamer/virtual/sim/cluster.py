@@ -60,6 +60,7 @@ class Cluster:
             for rank in range(c.workers)
         ]
         self.driver = MethodDriver(
+            method,
             self.workers,
             self.queue,
             self.clock,
@@ -168,6 +169,7 @@ class Cluster:
         self._observed = False
         while not self._observed:
             self.queue.run_next()
+        self.driver.deadlocks.check()
 
     def _observe(self, now: float) -> None:
         self._observed = True
@@ -175,15 +177,18 @@ class Cluster:
     def finish(self) -> None:
         """End training: background parts stop, and the method's ``finish`` applies what is in flight."""
         self._finishing = True
-        self.driver.pairing.stop()
-        for worker in self.workers:
-            self.driver.close(worker)
+        self.driver.end_training()
         if self.method.finish is None:
             return
         for worker in self.workers:
             if worker.alive:
                 self.driver.run(worker, "finish", self.method.finish(worker))
         self.driver.drain()
+
+    def check_stalled(self) -> None:
+        """Raise ``MethodError`` if there are workers alive, when no event is left: they wait for each other."""
+        if self.alive():
+            self.driver.raise_stalled()
 
     # Observing
 

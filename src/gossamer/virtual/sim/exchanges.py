@@ -1,30 +1,29 @@
-"""Simulated communication: exchanges of two workers, means and gathers of many.
+"""Simulated communication: exchanges of two workers, and collectives of many.
 
 Counts what every worker sends, asks the clock how long it takes, and delivers the answers.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from gossamer.effects import Gather, Mean, Swap
+from gossamer.effects import Gather, Mean, Shift, Swap
 from gossamer.recording import Recorder
-from gossamer.virtual.compute.tensor_like import dense
+from gossamer.virtual.compute.rows import Temporary, copy_of
 from gossamer.virtual.compute.tape import Tape
+from gossamer.virtual.compute.tensor_like import dense
 from gossamer.virtual.sim.clock import Clock
 from gossamer.virtual.sim.event_queue import MESSAGE, EventQueue
+from gossamer.virtual.sim.messages import Collective, check_content, check_fits, size_bytes
 from gossamer.virtual.sim.rendezvous import OnAnswer, Rendezvous, RendezvousTable
-from gossamer.virtual.sim.virtual_worker import Coroutine, VirtualWorker
+from gossamer.virtual.sim.shifts import ShiftRound
+from gossamer.virtual.sim.virtual_worker import VirtualWorker
 
-Deliver = Callable[[Coroutine, int, Any], None]
-"""``deliver(coroutine, since_step, answer)`` resumes a coroutine that has waited for ``answer`` since that step."""
+PendingSwap = tuple[VirtualWorker, Swap, OnAnswer]
+"""A worker that waits for its peer, what it sends, and what is called with the answer."""
 
-PendingSwap = tuple[Coroutine, Swap, int]
-"""The coroutine that waits, what it sends, and the worker's step when it began to wait."""
-
-Contribution = tuple[VirtualWorker, Mean | Gather, OnAnswer]
+Contribution = tuple[VirtualWorker, Collective, OnAnswer]
 
 
 class SimulatedExchanges:
@@ -35,62 +34,85 @@ class SimulatedExchanges:
         clock: Clock,
         tape: Tape,
         recorder: Recorder | None,
-        deliver: Deliver,
+        method: str,
     ) -> None:
-        self.queue, self.clock, self.tape, self.recorder, self.deliver = queue, clock, tape, recorder, deliver
-        self.rendezvous = RendezvousTable(workers, self._run_collective)
+        """``method``: the name of the method, for errors."""
+        self.queue, self.clock, self.tape, self.recorder, self.method = queue, clock, tape, recorder, method
+        self.rendezvous = RendezvousTable(workers, self._make_rendezvous, method)
         self.count = 0
         """Exchanges so far; a collective of many workers counts once."""
         self._swaps: dict[tuple[int, int], PendingSwap] = {}
         """By the rank of the sender and of its peer."""
 
-    def remove(self, rank: int) -> list[Coroutine]:
-        """Drop the swaps of a worker that died. Return the coroutines that wait for its vector."""
-        involved = {pair: coroutine for pair, (coroutine, _, _) in self._swaps.items() if rank in pair}
-        for pair in involved:
-            del self._swaps[pair]
-        return [coroutine for (sender, _), coroutine in involved.items() if sender != rank]
+    # Exchanges of two workers
 
-    def swap(self, coroutine: Coroutine, swap: Swap) -> None:
+    def swap(self, worker: VirtualWorker, swap: Swap, on_answer: OnAnswer) -> None:
         """Send the vector of a worker to its peer, which is alive, once the peer sends its own."""
-        rank, peer = coroutine.worker.rank, swap.peer
+        rank, peer = worker.rank, swap.peer
+        vector: Any = swap.vector
+        if type(vector) is not Temporary:
+            check_content(self.method, "background", rank, swap, self.tape.device)
         other = self._swaps.get((peer, rank))
-        own = self._swaps[rank, peer] = (coroutine, swap, coroutine.worker.step)
+        own = self._swaps[rank, peer] = (worker, swap, on_answer)
         if other is None:
             return
-        size, began = swap.vector.nbytes, self.queue.now
-        coroutine.worker.bytes_sent += size
-        other[0].worker.bytes_sent += size
-        self.clock.swap(began, rank, peer, size, partial(self._finish_swap, first=other, second=own, began=began))
+        their_worker, theirs, _ = other
+        size = vector.nbytes
+        if size != theirs.vector.nbytes or vector.dtype != theirs.vector.dtype or swap.scalars or theirs.scalars:
+            check_fits(self.method, rank, swap, peer, theirs)
+            size = size_bytes(swap)
+        worker.bytes_sent += size
+        their_worker.bytes_sent += size
+        began = self.queue.now
+        done = partial(self._finish_swap, first=other, second=own, began=began, size=size)
+        self.clock.swap(began, rank, peer, size, done)
 
-    def _finish_swap(self, now: float, first: PendingSwap, second: PendingSwap, began: float) -> None:
-        (one, sent_one, step_one), (two, sent_two, step_two) = first, second
-        a, b = one.worker.rank, two.worker.rank
+    def _finish_swap(self, now: float, first: PendingSwap, second: PendingSwap, began: float, size: int) -> None:
+        (one, sent_one, answer_one), (two, sent_two, answer_two) = first, second
+        a, b = one.rank, two.rank
         if self._swaps.get((a, b)) is not first or self._swaps.get((b, a)) is not second:
             return  # a worker died in the meantime
         del self._swaps[a, b], self._swaps[b, a]
-        one.worker.exchanges += 1
-        two.worker.exchanges += 1
+        one.exchanges += 1
+        two.exchanges += 1
         self.count += 1
         if self.recorder is not None:
-            self.recorder.exchanged((a, b), began, now, sent_one.vector.nbytes)
-        self.deliver(one, step_one, sent_two.vector)
-        self.deliver(two, step_two, sent_one.vector)
+            self.recorder.exchanged((a, b), began, now, size)
+        # Both before the first answer: a worker that has its answer may write to what it sent.
+        to_one, to_two = _swapped(sent_two), _swapped(sent_one)
+        answer_one(to_one)
+        answer_two(to_two)
 
-    def _run_collective(self, rendezvous: Rendezvous) -> None:
+    def remove(self, rank: int) -> list[OnAnswer]:
+        """Drop the swaps of a worker that died. Return what is to be called for those that wait for its vector."""
+        involved = [pair for pair in self._swaps if rank in pair]
+        dropped = [(pair, self._swaps.pop(pair)) for pair in involved]
+        return [on_answer for (sender, _), (_, _, on_answer) in dropped if sender != rank]
+
+    def take_half_swaps(self) -> list[OnAnswer]:
+        """Drop the swaps whose peer has not sent. Return what is to be called for those that wait."""
+        halves = [(a, b) for a, b in self._swaps if (b, a) not in self._swaps]
+        return [self._swaps.pop(pair)[2] for pair in halves]
+
+    # Collectives
+
+    def _make_rendezvous(self, effect: Collective, members: tuple[VirtualWorker, ...], part: str) -> Rendezvous:
+        if isinstance(effect, Shift):
+            return ShiftRound(self, effect, members, part, self.method)
+        return _Collective(self, effect, members, part)
+
+    def run_collective(self, contributions: list[Contribution]) -> None:
         """Compute the mean or the gather of those who arrived, and answer when the network is done."""
-        contributions = [rendezvous.arrived[rank] for rank in sorted(rendezvous.arrived)]
         members = tuple(worker.rank for worker, _, _ in contributions)
         answer: Any
         if isinstance(contributions[0][1], Mean):
-            vectors = [effect.vector for _, effect, _ in contributions if isinstance(effect, Mean)]
-            answer, transfer = self.tape.mean(vectors), self.clock.mean
-            size, share = vectors[0].nbytes, 2 * (len(members) - 1) / len(members)
+            answer, transfer = self._mean([effect for _, effect, _ in contributions]), self.clock.mean
+            share = 2 * (len(members) - 1) / len(members)
         else:
-            answer = [tuple(map(dense, effect.tensors)) for _, effect, _ in contributions if isinstance(effect, Gather)]
-            transfer = self.clock.gather
-            size, share = sum(tensor.nbytes for tensor in answer[0]), len(members) - 1
-        began = self.queue.now
+            tensors = [effect.tensors for _, effect, _ in contributions if isinstance(effect, Gather)]
+            answer, transfer = [tuple(dense(tensor).clone() for tensor in each) for each in tensors], self.clock.gather
+            share = len(members) - 1
+        size, began = size_bytes(contributions[0][1]), self.queue.now
         if len(members) == 1:
             self.queue.schedule(began, MESSAGE, self._answer, contributions, answer)
             return
@@ -107,8 +129,37 @@ class SimulatedExchanges:
 
         transfer(began, members, size, done)
 
+    def _mean(self, effects: list[Any]) -> Any:
+        vectors, weights = [mean.vector for mean in effects], [mean.weight for mean in effects]
+        is_weighted = any(weight != 1.0 for weight in weights)
+        mean = self.tape.mean(vectors, weights if is_weighted else None)
+        if not effects[0].scalars:
+            return mean
+        total = sum(weights) or 1.0
+        columns = zip(*(mean.scalars for mean in effects), strict=True)
+        return mean, tuple(sum(w * s for w, s in zip(weights, column, strict=True)) / total for column in columns)
+
     @staticmethod
     def _answer(now: float, contributions: list[Contribution], answer: Any) -> None:
         for worker, _, on_answer in contributions:
             if worker.alive:
                 on_answer(answer)
+
+
+class _Collective(Rendezvous):
+    """One round of a ``Mean`` or a ``Gather``: all members wait for all."""
+
+    def __init__(
+        self, exchanges: SimulatedExchanges, effect: Collective, members: tuple[VirtualWorker, ...], part: str
+    ) -> None:
+        super().__init__(effect, members, part, exchanges.method)
+        self.exchanges = exchanges
+
+    def complete(self) -> None:
+        self.exchanges.run_collective([self.arrived[rank] for rank in sorted(self.arrived)])
+
+
+def _swapped(swap: Swap) -> Any:
+    """Return the answer that the peer gets."""
+    vector = copy_of(swap.vector)
+    return (vector, tuple(swap.scalars)) if swap.scalars else vector

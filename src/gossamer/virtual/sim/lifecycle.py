@@ -53,6 +53,7 @@ class Lifecycle:
 
     def _start(self, worker: VirtualWorker) -> None:
         worker.alive_since = self.queue.now
+        self.driver.deadlocks.on_membership_change()
         if self.recorder is not None:
             self.recorder.joined(worker.rank, worker.alive_since)
         self.method.begin(worker)
@@ -109,6 +110,7 @@ class Lifecycle:
                 worker.vector(name, len(peer.vectors[name])).copy_(peer.vectors[name])
         worker.tickets = {name: ticket for name, ticket in peer.tickets.items() if name in self.method.shared}
         worker.last_rounds = dict(peer.last_rounds)
+        worker.rounds_taken_over = set(peer.last_rounds)
         worker.step = peer.step
         worker.alive = True
         self.replicas.copy_local_state(worker.rank, peer.rank, optimizer_state=self.method.lockstep)

@@ -5,7 +5,8 @@ runs at the rate of its most crowded NIC. Inside a node each worker has a NIC of
 
 A ring all-reduce over m workers sends 2(m−1)/m of the vector through every NIC and takes 2(m−1) latencies. A ring
 all-gather sends m−1 messages and takes m−1 latencies. Workers of one node are neighbours in the ring, so it passes
-through each node's NIC once.
+through each node's NIC once. These flows load both directions of a NIC. A message of one worker to another loads one
+direction at each end.
 """
 
 from __future__ import annotations
@@ -39,8 +40,11 @@ class Network:
         self.layout, self.queue = layout, queue
         # The NICs of nodes first, then those of workers inside their node.
         self.capacity = [layout.between.bytes_per_s] * layout.num_nodes + [layout.inside.bytes_per_s] * num_workers
-        self.flows: list[dict[Flow, None]] = [{} for _ in self.capacity]
-        """The flows of each NIC. Dictionaries, so that their order is fixed."""
+        self.num_nics = len(self.capacity)
+        self.flows: list[dict[Flow, None]] = [{} for _ in range(3 * self.num_nics)]
+        """The flows of each NIC: in both directions; then, for each NIC again, only out of it; then only into it.
+        Dictionaries, so that their order is fixed."""
+        self._has_one_way_flows = False
         self._routes: dict[tuple[int, int], tuple[tuple[int, ...], float, float]] = {}
         """NICs, bandwidth and latency between two workers."""
 
@@ -52,6 +56,15 @@ class Network:
             route = self._routes[a, b] = (self._nics((a, b)), link.bytes_per_s, link.latency_s)
         nics, max_rate, latency = route
         self._start(now, Flow(nics, size_bytes, max_rate, latency, done))
+
+    def shift(self, now: float, source: int, to: int, size_bytes: float, done: Callable[[float], None]) -> None:
+        """Send ``size_bytes`` from one worker to another."""
+        self._has_one_way_flows = True
+        link, nics = self.layout.link(source, to), (self.layout.node(source), self.layout.node(to))
+        if nics[0] == nics[1]:
+            nics = (self.layout.num_nodes + source, self.layout.num_nodes + to)
+        nics = (self.num_nics + nics[0], 2 * self.num_nics + nics[1])
+        self._start(now, Flow(nics, size_bytes, link.bytes_per_s, link.latency_s, done))
 
     def mean(self, now: float, members: tuple[int, ...], size_bytes: float, done: Callable[[float], None]) -> None:
         rounds = 2 * (len(members) - 1)
@@ -94,18 +107,36 @@ class Network:
 
     def _sharing(self, flow: Flow) -> Iterable[Flow]:
         """Return all flows on the NICs of ``flow``, in a fixed order."""
-        for nic in flow.nics:
+        nics = flow.nics
+        if self._has_one_way_flows:
+            nics = tuple(beside for nic in nics for beside in self._sharing_nics(nic))
+        for nic in nics:
             if self.flows[nic]:
-                return dict.fromkeys(itertools.chain.from_iterable(self.flows[nic] for nic in flow.nics))
+                return dict.fromkeys(itertools.chain.from_iterable(self.flows[nic] for nic in nics))
         return ()
+
+    def _sharing_nics(self, nic: int) -> tuple[int, ...]:
+        """Return where the flows are that share a direction with those of ``nic`` (an index into ``flows``)."""
+        if nic >= self.num_nics:
+            return nic, nic % self.num_nics
+        return nic, self.num_nics + nic, 2 * self.num_nics + nic
+
+    def _num_sharing(self, nic: int) -> int:
+        """Return how many flows share the bandwidth of ``nic``, in its more crowded direction."""
+        first, *others = self._sharing_nics(nic)
+        return len(self.flows[first]) + max(len(self.flows[other]) for other in others)
 
     def _set_rates(self, now: float, flows: Iterable[Flow]) -> None:
         """Give each flow its share of its NICs from now on, and schedule its end anew if the share has changed."""
-        capacity, flows_of = self.capacity, self.flows
+        capacity, flows_of, num_nics = self.capacity, self.flows, self.num_nics
+        one_way = self._has_one_way_flows
         for flow in flows:
             rate = flow.max_rate
             for nic in flow.nics:
-                share = capacity[nic] / len(flows_of[nic])
+                if one_way:
+                    share = capacity[nic % num_nics] / self._num_sharing(nic)
+                else:
+                    share = capacity[nic] / len(flows_of[nic])
                 if share < rate:
                     rate = share
             if rate == flow.rate:

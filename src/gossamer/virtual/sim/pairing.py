@@ -3,14 +3,17 @@
 On the ideal clock, every edge of the topology fires as a Poisson process of its own. On the hardware clock, each
 worker becomes ready at random moments, on average ``rate`` times per gradient, and pairs with the neighbour that has
 been ready longest. A worker that finds no ready neighbour stays ready until a neighbour finds it, and goes on training.
+A rate of infinity means: ready at once, on both clocks.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 
+from gossamer.errors import MethodError
 from gossamer.topology import Topology
 from gossamer.virtual.sim.event_queue import MESSAGE, EventQueue
 from gossamer.virtual.sim.virtual_worker import Coroutine
@@ -52,23 +55,40 @@ class PoissonPairing:
     def __init__(self, topology: Topology, queue: EventQueue, on_pair: OnPair, rng: np.random.Generator) -> None:
         self.topology, self.queue, self.on_pair, self.rng = topology, queue, on_pair, rng
         self.waiting: dict[int, Coroutine] = {}
+        self.rate = 0.0
         self.edges: PoissonEdges | None = None
+        self.at_once = ReadyPairing(topology, queue, on_pair)
+        """For requests of an infinite rate."""
         self.stopped = False
 
     def stop(self) -> None:
         """Make no more pairs."""
-        self.stopped = True
+        self.stopped = self.at_once.stopped = True
 
     def request(self, now: float, coroutine: Coroutine, rate: float) -> None:
         """Find a peer for this worker, at ``rate`` exchanges per gradient."""
+        if rate == math.inf:
+            self.at_once.request(now, coroutine, rate)
+            return
+        if rate != self.rate:
+            self._begin(now, coroutine, rate)
         self.waiting[coroutine.worker.rank] = coroutine
-        if self.edges is None and self.topology.num_edges:
-            self.edges = PoissonEdges(self.topology, rate, self.rng)
-            self._schedule(now)
 
     def remove(self, rank: int) -> None:
         """Drop the request of this worker."""
         self.waiting.pop(rank, None)
+        self.at_once.remove(rank)
+
+    def _begin(self, now: float, coroutine: Coroutine, rate: float) -> None:
+        if self.rate:
+            raise MethodError(
+                f"worker {coroutine.worker.rank} yielded Pair(rate={rate:g}) after Pair(rate={self.rate:g}): on the "
+                "ideal clock all workers have one rate; use --clock hardware"
+            )
+        self.rate = rate
+        if self.topology.num_edges:
+            self.edges = PoissonEdges(self.topology, rate, self.rng)
+            self._schedule(now)
 
     def _schedule(self, now: float) -> None:
         assert self.edges is not None

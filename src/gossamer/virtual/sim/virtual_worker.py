@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from gossamer.effects import MethodGenerator, Ticket
 from gossamer.recording import Recorder
@@ -14,14 +14,21 @@ from gossamer.virtual.sim.clock import Clock
 from gossamer.virtual.sim.event_queue import EventQueue
 from gossamer.virtual.sim.replicas import Replicas
 
+if TYPE_CHECKING:
+    from gossamer.virtual.sim.rendezvous import Rendezvous
+
 
 class Coroutine:
     """One running generator of a worker's method: ``step``, ``background`` or ``finish``."""
 
-    __slots__ = ("ended", "generator", "name", "worker")
+    __slots__ = ("declared", "ended", "generator", "has_updated", "name", "waits_in", "worker")
 
-    def __init__(self, worker: VirtualWorker, name: str, generator: MethodGenerator) -> None:
-        self.worker, self.name, self.generator, self.ended = worker, name, generator, False
+    def __init__(self, worker: VirtualWorker, name: str, generator: MethodGenerator, declared: frozenset[type]) -> None:
+        """``declared``: the effects that it may yield."""
+        self.worker, self.name, self.generator, self.declared = worker, name, generator, declared
+        self.ended = self.has_updated = False
+        self.waits_in: Rendezvous | None = None
+        """The collective whose answer it waits for."""
 
     def close(self) -> None:
         self.ended = True
@@ -61,6 +68,14 @@ class VirtualWorker:
         self.vectors: dict[str, Row] = {}
         self.last_rounds: dict[str, int] = {}
         """The last round of each topic of collectives in which this worker took part."""
+        self.rounds_taken_over: set[str] = set()
+        """Topics whose last round is that of the peer whose state this worker took over."""
+        self.paired_with: int | None = None
+        """The peer that ``Pair`` has answered, until the worker swaps with it."""
+        self.lost_peer: int | None = None
+        """That peer, if it died since."""
+        self.swap_ticket: Ticket | None = None
+        """The ``Swap`` that was started and not waited for."""
         self.coroutines: list[Coroutine] = []
         self.waiting_for_steps: list[tuple[int, Coroutine]] = []
         """Coroutines that wait until ``step`` reaches a number."""

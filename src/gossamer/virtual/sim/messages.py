@@ -1,0 +1,91 @@
+"""What travels: the content of an effect that communicates, its size, and whether the contents of two workers fit."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.effects import Gather, Mean, Shift, Swap
+from gossamer.errors import MethodError
+from gossamer.virtual.compute.rows import Row
+from gossamer.virtual.compute.tensor_like import TensorLike
+
+Collective = Mean | Gather | Shift
+
+SCALAR_BYTES = 8
+
+
+def size_bytes(effect: Collective | Swap) -> int:
+    """Return how many bytes one worker sends to one other."""
+    if isinstance(effect, Gather):
+        return sum(tensor.nbytes for tensor in effect.tensors)
+    return effect.vector.nbytes + SCALAR_BYTES * len(effect.scalars)
+
+
+def signature(effect: Collective | Swap) -> tuple[Any, ...]:
+    """Return what has to be equal on all workers: lengths and dtypes, and the number of scalars."""
+    if isinstance(effect, Gather):
+        return tuple((tuple(tensor.shape), tensor.dtype) for tensor in effect.tensors)
+    return len(effect.vector), effect.vector.dtype, len(effect.scalars)
+
+
+def content_text(effect: Collective | Swap) -> str:
+    """Describe the content: ``12 float32 and 1 scalar``."""
+    if isinstance(effect, Gather):
+        return " and ".join(_vector_text(tensor) for tensor in effect.tensors) or "nothing"
+    count = len(effect.scalars)
+    return _vector_text(effect.vector) + (f" and {count} scalar{'s' if count > 1 else ''}" if count else "")
+
+
+def _vector_text(tensor: Any) -> str:
+    return f"{'x'.join(map(str, tensor.shape)) or '1'} {str(tensor.dtype).removeprefix('torch.')}"
+
+
+def text(effect: Collective | Swap) -> str:
+    """Name the effect: ``Mean 'model' round 5``."""
+    if isinstance(effect, Swap):
+        return f"Swap with worker {effect.peer}"
+    group = "" if isinstance(effect, Shift) or effect.group is None else f" of workers {_listed(effect.group)}"
+    return f"{type(effect).__name__} {effect.topic!r} round {effect.round}{group}"
+
+
+def _listed(ranks: tuple[int, ...]) -> str:
+    return ", ".join(map(str, ranks)) if len(ranks) <= 8 else f"{ranks[0]}, {ranks[1]}, … {ranks[-1]}"
+
+
+def check_content(method: str, part: str, rank: int, effect: Collective | Swap, device: torch.device) -> None:
+    """Raise ``MethodError`` if an effect has something else than vectors on the worker's device."""
+    where = f"{part} of method {method} on worker {rank} yielded {type(effect).__name__}"
+    if isinstance(effect, Gather):
+        for tensor in effect.tensors:
+            if not isinstance(tensor, (Tensor, TensorLike)):
+                raise MethodError(f"{where} of {type(tensor).__name__}: expected a tuple of tensors")
+            _check_device(where, tensor, device)
+        return
+    vector: Any = effect.vector
+    if not isinstance(vector, Row):
+        if not isinstance(vector, (Tensor, TensorLike)):
+            raise MethodError(f"{where} of {type(vector).__name__}: expected a tensor")
+        shape = tuple(vector.memory().shape if isinstance(vector, TensorLike) else vector.shape)
+        if len(shape) != 1:
+            raise MethodError(f"{where} of a tensor of shape {shape}: expected a vector; use view(-1)")
+        _check_device(where, vector, device)
+    if isinstance(effect, Mean) and not 0.0 <= effect.weight < math.inf:
+        raise MethodError(f"{where} with weight {effect.weight}: expected a finite number, not negative")
+
+
+def _check_device(where: str, tensor: Any, device: torch.device) -> None:
+    if tensor.device != device:
+        raise MethodError(f"{where} of a tensor on {tensor.device}: expected one on the worker's device, {device}")
+
+
+def check_fits(method: str, one: int, sent: Collective | Swap, other: int, theirs: Collective | Swap) -> None:
+    """Raise ``MethodError`` if two workers of one communication do not send the same lengths and dtypes."""
+    if signature(sent) != signature(theirs):
+        raise MethodError(
+            f"method {method}: worker {one} sends {content_text(sent)} in {text(sent)}, worker {other} sends "
+            f"{content_text(theirs)}: both must send the same lengths and dtypes"
+        )
