@@ -11,16 +11,20 @@ from gossamer.errors import unknown
 from gossamer.methods.a2cid2 import A2CiD2
 from gossamer.methods.allreduce import AllReduce
 from gossamer.methods.contract import check_declaration
+from gossamer.methods.diloco import DiLoCo
 from gossamer.methods.divisible import Divisible
 from gossamer.methods.gossip import Gossip
 from gossamer.methods.lasgd import LASGD
 from gossamer.methods.loading import Source, build, check_class, from_file, from_package, is_file, plugins
 from gossamer.methods.localsgd import LocalSGD
 from gossamer.methods.method import Method, MethodConfig
+from gossamer.methods.noloco import NoLoCo
 from gossamer.methods.overlap import Overlap
+from gossamer.methods.sgp import SGP
 
 METHODS: dict[str, type[Method]] = {
-    method.name: method for method in (A2CiD2, Gossip, Overlap, LASGD, Divisible, AllReduce, LocalSGD)
+    method.name: method
+    for method in (A2CiD2, Gossip, Overlap, LASGD, Divisible, AllReduce, LocalSGD, DiLoCo, NoLoCo, SGP)
 }
 
 BUILT_IN = "gossamer"
