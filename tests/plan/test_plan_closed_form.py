@@ -41,8 +41,8 @@ def cluster(nodes=4, per_node=2, gbit=5.0, **compute):
 ALL = [each for each in candidates(8, 4, topologies=TOPOLOGIES) if each.options.get("rate", 1.0) == 1.0]
 
 
-def test_every_method_has_a_form():
-    assert set(FORMS) == set(METHODS.values())
+def test_every_form_is_that_of_a_method():
+    assert set(FORMS) <= set(METHODS.values())
 
 
 @pytest.mark.parametrize("parameters", [1_000_000, 50_000_000])

@@ -291,7 +291,7 @@ def test_the_settings_and_the_command(url, open_page, document):
 def test_text_from_files_is_never_interpreted(copied, open_page, tmp_path):
     evil = "</script><!--<script><img src=x onerror='document.title=\"owned\"'><b>&amp;"
     about = json.loads((copied / "run.json").read_text())
-    (copied / "run.json").write_text(json.dumps({**about, "command": evil, "gossamer": evil}))
+    (copied / "run.json").write_text(json.dumps({**about, "command": evil, "gossamer": evil, "method": evil}))
     config = (copied / "config.toml").read_text()
     (copied / "config.toml").write_text(
         config.replace('method = "gossip"', f"method = {json.dumps(evil)}").replace('"digits"', json.dumps(evil))
