@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from gossamer.config import Run, resolve
 from gossamer.effects import Update, yields
-from gossamer.methods import METHODS
+from gossamer.methods import METHODS, Method
 from gossamer.methods.contract import declared
 from gossamer.tasks import Batches, Task, partition
 from gossamer.virtual.sim.cluster import Cluster
@@ -173,11 +173,6 @@ def recording_cluster(**values: Any) -> tuple[Cluster, Tensor]:
     return Cluster(run), added
 
 
-def kept_sum(workers: Any) -> Tensor:
-    """Σ_i x_i; with a companion z = x̃ − x, the sum of ½(x_i + x̃_i), which is what A²CiD²'s flow between them keeps."""
-    total = 0.0
-    for worker in workers:
-        total = total + worker.x
-        if "z" in worker.vectors:
-            total = total + 0.5 * worker.vector("z")
-    return total
+def kept_sum(method: Method, workers: Any) -> Tensor:
+    """The sum that only the workers' own updates move."""
+    return sum((method.conserved(worker) + 0.0 for worker in workers), start=torch.zeros(1, dtype=torch.float64))

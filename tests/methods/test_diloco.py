@@ -6,12 +6,12 @@ from unittest import mock
 
 import pytest
 import torch
-from any_order_world import AnyOrderWorld, Peer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import InputError
 from gossamer.methods.diloco import DiLoCo, DiLoCoConfig, cut
+from gossamer.testing.any_order import AnyOrderWorld, Peer
 from gossamer.topology import build
 from gossamer.virtual.sim.cluster import Cluster
 from plain_training import batches_of, flat, fresh_model, gradient_at, make_precise_run, make_run, trajectory

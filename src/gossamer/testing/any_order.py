@@ -53,11 +53,15 @@ class Peer:
         self.scalars: dict[str, float] = {}
         self.tickets: dict[str, Ticket] = {}
         self.vectors: dict[str, Tensor] = {}
-        self.offsets = tuple(range(dim + 1))
         self.phase = "rest"  # then "computing", then "stepping"
         self.point = x.clone()
         self._snapshot = x.clone()
         self._optimizer_state: dict[str, Tensor] = {}
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        # As many tensors as there can be, so that a method may cut anywhere.
+        return tuple(range(len(self.x) + 1))
 
     def vector(self, name: str, size: int | None = None) -> Tensor:
         return self.vectors.setdefault(name, self.x.new_zeros(len(self.x) if size is None else size))
