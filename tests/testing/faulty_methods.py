@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import random
+import signal
 import weakref
 
 from gossamer.effects import Gather, Mean, Pair, Start, Swap, Update, Wait, WaitSteps, yields
@@ -314,3 +317,32 @@ class HidesItsState(Sound):
         worker.x.copy_((yield Mean(worker.x, round=worker.step, topic="model")))
 
     finish = None
+
+
+class FailsInAProcess(Sound):
+    @yields(Update, Mean)
+    def step(self, worker):
+        yield Update()
+        if multiprocessing.parent_process() is not None and worker.step == 3:
+            raise ValueError("not in a process")
+        worker.x.copy_((yield Mean(worker.x, round=worker.step, topic="model")))
+
+    finish = None
+
+
+class DiesInAProcess(FailsInAProcess):
+    @yields(Update, Mean)
+    def step(self, worker):
+        yield Update()
+        if multiprocessing.parent_process() is not None and worker.step == 3:
+            os.kill(os.getpid(), signal.SIGKILL)
+        worker.x.copy_((yield Mean(worker.x, round=worker.step, topic="model")))
+
+
+class StopsInAProcess(FailsInAProcess):
+    @yields(Update, Mean)
+    def step(self, worker):
+        yield Update()
+        if multiprocessing.parent_process() is not None and worker.step == 3:
+            signal.pause()
+        worker.x.copy_((yield Mean(worker.x, round=worker.step, topic="model")))

@@ -6,7 +6,7 @@ import multiprocessing
 import os
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from gossamer.errors import InputError, unknown
@@ -29,6 +29,7 @@ def check_method(
     only: str | Iterable[str] = (),
     workers: int = DEFAULT_WORKERS,
     seeds: Iterable[int] = DEFAULT_SEEDS,
+    callback: Callable[[CheckResult], None] | None = None,
     **options: Any,
 ) -> MethodReport:
     """Check a method against its contract, in the virtual cluster and with real processes.
@@ -48,6 +49,7 @@ def check_method(
         only: The names of some checks (``CHECKS``); empty: all.
         workers: Number of real processes.
         seeds: Seeds of the random clusters and orders of events that are tried; more seeds find more.
+        callback: Called with the result of each check.
         **options: Settings of the method by name.
 
     Returns:
@@ -66,6 +68,8 @@ def check_method(
     report = MethodReport(subject.name)
     for check in chosen:
         report.results.append(_outcome(check, context, report))
+        if callback is not None:
+            callback(report.results[-1])
     if report.failures:
         raise MethodCheckError(report)
     return report

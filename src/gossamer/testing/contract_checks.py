@@ -44,8 +44,7 @@ def effects(context: Context) -> None:
 
 
 def collectives(context: Context) -> None:
-    """Workers take part in the same collectives: kind, topic, round and group agree, rounds ascend, nobody waits for
-    ever."""
+    """Workers agree on kind, topic, round and group of their collectives, rounds ascend, and nobody waits endlessly."""
     _find("collectives", context)
 
 

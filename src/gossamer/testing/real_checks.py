@@ -16,7 +16,7 @@ TOLERANCE = 1e-8
 
 
 def processes(context: Context) -> None:
-    """The method trains with real processes: all exchange, nobody fails or waits for ever, all end with one model."""
+    """The method trains with real processes: all exchange, nobody fails or waits endlessly, all end with one model."""
     results = context.training.results
     for rank, result in enumerate(results):
         if not result["exchanges"]:

@@ -21,8 +21,11 @@ from gossamer.testing.violations import Broken
 from gossamer.testing.virtual_runs import INSTANT, make_cluster, models, watch_steps
 from gossamer.train.launcher import FORK_SERVER, LocalStore, LocalWorkers, describe_exit
 
+START_TIMEOUT_S = 60.0
+"""How long processes may take to start: the first ones load torch."""
+
 JOB_TIMEOUT_S = 60.0
-"""How long a job may take, on a busy machine."""
+"""How long a job may take from then on, on a busy machine."""
 
 POLL_S = 0.02
 
@@ -109,7 +112,7 @@ def run_rejoin(job: Job) -> Results:
 def run_job(job: Job, restart: int | None = None) -> Results:
     """Run a job and return what its workers report. Worker ``restart`` is started again when it has been killed."""
     store, name = LocalStore(), f"check-{next(_names)}"
-    until = time.monotonic() + JOB_TIMEOUT_S
+    until, started = time.monotonic() + START_TIMEOUT_S, False
     with (
         tempfile.TemporaryDirectory(prefix="gossamer-testing-") as logs,
         LocalWorkers(partial(main, job.to_json()), job.workers, store, name, Path(logs) / "logs") as processes,
@@ -132,8 +135,10 @@ def run_job(job: Job, restart: int | None = None) -> Results:
                         raise Broken("processes", f"worker {rank} failed: {failed.decode()}")
                     if rank in codes and results[rank] is None and board.get(f"result/{rank}") is None:
                         raise Broken("processes", _describe_end(rank, codes[rank], processes.log(rank)))
+                if not started and all(board.get(f"started/{rank}") for rank in range(job.workers)):
+                    until, started = time.monotonic() + JOB_TIMEOUT_S, True
                 if time.monotonic() > until:
-                    raise Broken("processes", _describe_hang(job, results))
+                    raise Broken("processes", _describe_hang(job, results, started))
                 time.sleep(POLL_S)
         finally:
             board.close()
@@ -148,7 +153,9 @@ def _describe_end(rank: int, code: int, log: Path) -> str:
     )
 
 
-def _describe_hang(job: Job, results: list[bytes | None]) -> str:
+def _describe_hang(job: Job, results: list[bytes | None], started: bool) -> str:
+    if not started:
+        return f"{job.workers} processes could not be started in {START_TIMEOUT_S:g} s: is the machine too busy?"
     missing = ", ".join(str(rank) for rank, result in enumerate(results) if result is None)
     return f"worker {missing} did not come to its end in {JOB_TIMEOUT_S:g} s ({job.graph} of {job.workers} processes)"
 

@@ -60,6 +60,7 @@ def main(text: str, rank_info: RankInfo) -> int:
     """Run as one worker of the job that ``text`` describes; return the exit code."""
     job = Job(**json.loads(text))
     board = rank_info.connect_store()
+    board.set(f"started/{rank_info.rank}", "1")
     try:
         worker = RealWorker(job, rank_info, board)
         result = {"train": worker.train, "rejoin": worker.rejoin}[job.script]()

@@ -25,6 +25,9 @@ class CheckResult:
     seconds: float = 0.0
     """How long it took."""
 
+    def __str__(self) -> str:
+        return f"{self.outcome:8}  {self.name}" + (f": {self.detail}" if self.detail else "")
+
 
 @dataclass(frozen=True)
 class MethodReport:
@@ -48,7 +51,7 @@ class MethodReport:
         return "\n".join(
             [
                 f"method {self.method}: {self._summary()}",
-                *(f"  {result.outcome:8}  {result.name}{_reason(result)}" for result in self.results),
+                *(f"  {result}" for result in self.results),
             ]
         )
 
@@ -60,7 +63,8 @@ class MethodReport:
 
     def explain(self) -> str:
         """Return in words what does not hold."""
-        lines = [f"method {self.method} does not pass all checks: {self._summary()}"]
+        verdict = "does not pass all checks" if self.failures else "passes all checks"
+        lines = [f"method {self.method} {verdict}: {self._summary()}"]
         for result in self.failures:
             lines += ["", f"{result.name}: {result.rule}", _indented(result.detail)]
         return "\n".join(lines)
@@ -68,10 +72,6 @@ class MethodReport:
 
 def _indented(text: str) -> str:
     return textwrap.fill(text, WIDTH, initial_indent="    ", subsequent_indent="    ")
-
-
-def _reason(result: CheckResult) -> str:
-    return f": {result.detail}" if result.detail else ""
 
 
 class MethodCheckError(AssertionError):

@@ -96,6 +96,8 @@ class Subject:
             known = self._class.Config.__dataclass_fields__
             if option not in known:
                 raise InputError(f"{self.name} has no option {option!r}: expected some of {', '.join(known)}")
+        if options:
+            from_values(self._class.Config, options)  # raises if a value is out of bounds
 
     @property
     def name(self) -> str:
