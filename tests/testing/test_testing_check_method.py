@@ -3,6 +3,7 @@
 import multiprocessing
 import subprocess
 import sys
+from pathlib import Path
 
 import faulty_methods as faulty
 import pytest
@@ -132,3 +133,10 @@ def test_a_script_without_a_guard_is_told_so(tmp_path):
     done = run_script(SCRIPT.format('check_method(Mine, only="processes")'), tmp_path)
     assert done.returncode == 1
     assert 'put the call below `if __name__ == "__main__":`' in " ".join(done.stderr.split())
+
+
+def test_the_reference_has_a_table_of_all_checks():
+    page = (Path(__file__).parents[2] / "docs" / "api" / "testing.md").read_text(encoding="utf-8")
+    rows = [line for line in page.splitlines() if line.startswith("| `")]
+    given_up = {name: f"`{check.invariant}`" if check.invariant else "" for name, check in CHECKS.items()}
+    assert rows == [f"| `{name}` | {check.rule} | {given_up[name]} |" for name, check in CHECKS.items()]
