@@ -151,28 +151,6 @@ def precise_task(workers: int, seed: int = 0, dim: int = 3) -> Task:
     )
 
 
-class Recording(torch.optim.SGD):
-    """SGD with momentum that keeps account of all it has added to the parameters of all workers together."""
-
-    def __init__(self, params: Any, added: Tensor) -> None:
-        super().__init__(params, lr=0.05, momentum=0.9)
-        self.added = added
-
-    def step(self, closure: Any = None) -> None:
-        (parameter,) = self.param_groups[0]["params"]
-        before = parameter.detach().clone()
-        super().step()
-        self.added += parameter.detach() - before
-
-
-def recording_cluster(**values: Any) -> tuple[Cluster, Tensor]:
-    """A cluster on the float64 quadratic, and the sum of everything its optimizers have added so far."""
-    task = precise_task(values["workers"], values.get("seed", 0))
-    added = torch.zeros_like(task.train[0][0])
-    (run,) = resolve(values, task=task, make_optimizer=lambda parameters: Recording(parameters, added))
-    return Cluster(run), added
-
-
 def kept_sum(method: Method, workers: Any) -> Tensor:
     """The sum that only the workers' own updates move."""
     return sum((method.conserved(worker) + 0.0 for worker in workers), start=torch.zeros(1, dtype=torch.float64))
