@@ -1,5 +1,7 @@
 """Workers of the virtual cluster that leave and come, with every method."""
 
+from unittest import mock
+
 import pytest
 import torch
 
@@ -14,26 +16,31 @@ QUADRATIC = {"task": "quadratic", "dim": 6, "eval_every": 1000}
 
 @each_method
 def test_a_worker_that_comes_back_has_forgotten_what_it_had(name):
-    """It takes over what its peer has in common with all; the rest of the method's vectors begins anew."""
+    """What it takes over is what its peer has in common with all; the rest is new when the method begins with it."""
     run = make_run(
         **QUADRATIC, method=name, workers=4, fail="2@30.5", join="2@40.5", compute="constant:1s", link="inf", steps=50
     )
     cluster = Cluster(run)
-    set_by_begin = set(cluster.workers[2].vectors)
     cluster.run_until(40.4)
     before = {vector: row + 0.0 for vector, row in cluster.workers[2].vectors.items()}
-    cluster.run_until(40.5)
-    worker = cluster.workers[2]
-    assert worker.alive
-    assert worker.step == cluster.workers[1].step
-    torch.testing.assert_close(worker.x + 0.0, cluster.workers[1].x + 0.0)
-    for vector, row in worker.vectors.items():
-        if vector in METHODS[name].shared:
-            assert torch.equal(row + 0.0, cluster.workers[1].vector(vector) + 0.0)
-        elif vector not in set_by_begin:
-            assert not (row + 0.0).any()
-    # Otherwise there was nothing to forget.
+    # Otherwise there is nothing to forget.
     assert not before or any(vector.any() for vector in before.values())
+    began = []
+
+    def begin(worker):
+        peer = cluster.workers[1]
+        assert worker.step == peer.step
+        torch.testing.assert_close(worker.x + 0.0, peer.x + 0.0)
+        for vector, row in worker.vectors.items():
+            expected = peer.vector(vector) + 0.0 if vector in cluster.method.shared else torch.zeros(len(row))
+            assert torch.equal(row + 0.0, expected)
+        assert set(worker.scalars) <= set(cluster.method.shared)
+        began.append(worker.rank)
+
+    with mock.patch.object(cluster.method, "begin", begin):
+        cluster.run_until(40.5)
+    assert began == [2]
+    assert cluster.workers[2].alive
 
 
 @each_method

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gossamer.effects import Gather, Mean, Pair, Shift, Start, Swap, Update, Wait, yields
+from gossamer.effects import Gather, Mean, MethodGenerator, Pair, Shift, Start, Swap, Update, Wait, yields
 from gossamer.errors import MethodError
 from gossamer.methods import Method, MethodConfig
 from gossamer.testing.any_order import AnyOrderWorld
@@ -139,3 +139,76 @@ def test_swaps_may_be_started_and_carry_scalars():
     world.run()
     assert world.num_exchanges > 10
     torch.testing.assert_close(sum(worker.x for worker in world.workers), before + world.added, rtol=0, atol=1e-12)
+
+
+class Everything(Method):
+    """Uses each effect once per step, and checks its answer."""
+
+    name = "everything"
+    summary = "for a test"
+
+    def begin(self, worker):
+        worker.vector("anchor").copy_(worker.x)
+        assert worker.offsets == tuple(range(len(worker.x) + 1))
+
+    @yields(Update, Mean, Gather, Shift, Start, Wait)
+    def step(self, worker) -> MethodGenerator:
+        rank, n, round = worker.rank, worker.num_workers, worker.step
+        yield Update()
+        mine = torch.full((2,), float(rank), dtype=torch.float64)
+        mean, scalars = yield Mean(mine, round=round, weight=rank, scalars=(rank, 1.0))
+        total = sum(range(n))
+        assert mean.tolist() == pytest.approx([sum(r * r for r in range(n)) / total] * 2)
+        assert scalars == pytest.approx((float(mean[0]), 1.0))
+        group = (0,) if rank == 0 else tuple(range(1, n))
+        gathered = yield Gather((mine,), round=round, group=group)
+        assert [float(each[0][0]) for each in gathered] == list(group)
+        hop = 1 + round % (n - 1)
+        ticket = yield Start(Shift(mine, (rank + hop) % n, (rank - hop) % n, round=round, scalars=(10.0 * rank,)))
+        shifted = yield Wait(ticket)
+        source = (rank - hop) % n
+        assert (float(shifted.vector[0]), shifted.scalars, shifted.delivered) == (source, (10.0 * source,), True)
+        worker.scalars["steps"] = worker.scalars.get("steps", 0) + 1
+
+    @yields(Pair, Start, Swap, Wait)
+    def background(self, worker) -> MethodGenerator:
+        while True:
+            peer = yield Pair(1.0)
+            ticket = yield Start(Swap(worker.snapshot(), peer, scalars=(float(worker.rank),)))
+            answer = yield Wait(ticket)
+            if answer is not None:
+                assert answer[1] == (float(peer),)
+                worker.scalars["swaps"] = worker.scalars.get("swaps", 0) + 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_every_effect_is_answered(seed):
+    world = AnyOrderWorld(Everything(MethodConfig(), build("complete", 4)), steps=8, choices=[], seed=seed)
+    world.run()
+    world.finish()
+    assert all(worker.scalars["steps"] == 8 for worker in world.workers)
+    assert sum(worker.scalars.get("swaps", 0) for worker in world.workers) > 4
+
+
+class SwapsWithAnybody(Pairs):
+    @yields(Pair, Swap)
+    def background(self, worker):
+        peer = yield Pair(1.0)
+        yield Swap(worker.snapshot(), (peer + 1) % worker.num_workers)
+
+
+class PairsTwice(Pairs):
+    @yields(Pair, Swap)
+    def background(self, worker):
+        yield Pair(1.0)
+        yield Pair(1.0)
+
+
+@pytest.mark.parametrize(
+    ("method", "said"), [(SwapsWithAnybody, "which is not the peer of its Pair"), (PairsTwice, "yields Pair again")]
+)
+def test_each_pair_is_for_one_swap(method, said):
+    world = AnyOrderWorld(method(MethodConfig(), build("ring", WORKERS)), steps=20, choices=[], seed=1)
+    with pytest.raises(Broken, match=said) as caught:
+        world.run()
+    assert caught.value.rule == "effects"

@@ -99,3 +99,32 @@ def test_an_allreduce_runs_at_the_rate_of_its_slowest_link():
 
 def test_with_infinite_bandwidth_a_message_arrives_at_once():
     assert NetworkRun(2, link="inf").send(3, "swap", "a", 0, 1, 1e18).times() == {"a": 3.0}
+
+
+def test_messages_in_opposite_directions_do_not_share_bandwidth():
+    run = NetworkRun(3).send(0, "shift", "a", 0, 1, MB).send(0, "shift", "b", 1, 0, MB).send(0, "shift", "c", 2, 0, MB)
+    # b and c both go into the NIC of worker 0.
+    assert run.times() == {"a": 1.0, "b": 2.0, "c": 2.0}
+
+
+def test_a_permutation_of_messages_takes_as_long_as_one():
+    run = NetworkRun(5, link="8mbit/10ms")
+    for rank in range(5):
+        run.send(0, "shift", rank, rank, (rank + 2) % 5, MB)
+    assert run.times() == dict.fromkeys(range(5), 1.01)
+
+
+def test_a_message_in_one_direction_shares_bandwidth_with_exchanges():
+    # Until 1 s: both at half rate. Then the message has ended, and the exchange has ½ MB left.
+    run = NetworkRun(3).send(0, "shift", "a", 0, 1, 0.5 * MB).send(0, "swap", "b", 0, 2, MB)
+    assert run.times() == {"a": 1.0, "b": 1.5}
+    # Out of worker 0 and into it: the exchange shares each direction with one message only.
+    run = NetworkRun(4).send(0, "shift", "a", 0, 1, MB).send(0, "shift", "b", 2, 0, MB).send(0, "swap", "c", 0, 3, MB)
+    assert run.times() == {"a": 2.0, "b": 2.0, "c": 2.0}
+
+
+def test_messages_between_nodes_share_the_nics_of_the_nodes():
+    run = NetworkRun(4, nodes=2)
+    # Out of node 0: two messages. Inside of node 1: a link of its own, ten times as fast.
+    run.send(0, "shift", "a", 0, 2, MB).send(0, "shift", "b", 1, 3, MB).send(0, "shift", "c", 2, 3, MB)
+    assert run.times() == {"a": 2.0, "b": 2.0, "c": 0.1}

@@ -12,7 +12,8 @@ from gossamer.virtual.sim.rendezvous import Rendezvous, RendezvousTable
 
 class FakeWorker:
     def __init__(self, rank):
-        self.rank, self.alive, self.last_rounds, self.rounds_taken_over = rank, True, {}, set()
+        self.rank, self.alive = rank, True
+        self.last_rounds, self.own_last_rounds = {}, {}
 
 
 class Workers:
@@ -39,7 +40,7 @@ class Workers:
     def join(self, rank, peer):
         worker = self.workers[rank]
         worker.alive, worker.last_rounds = True, dict(self.workers[peer].last_rounds)
-        worker.rounds_taken_over = set(worker.last_rounds)
+        worker.own_last_rounds = {}
         self.table.on_membership_change()
 
 
@@ -137,6 +138,35 @@ def test_a_worker_that_yields_another_kind_is_refused():
         f"method mine: worker 1 waits in Gather 'model' round 2, worker 0 is in Mean 'model' round 2{SAME_ORDER}"
     ):
         workers.arrive(0, 2)
+
+
+@pytest.mark.parametrize("last", [0, 1])
+def test_a_member_that_was_in_another_group_of_the_same_round_is_refused(last):
+    workers = Workers(4)
+    workers.arrive(0, last, (0, 2))
+    with refused(
+        f"method mine: worker 0 waits in Mean 'model' round {last} of workers 0, 2, worker 1 is in Mean 'model' round "
+        f"0 of workers 0, 1{SAME_ORDER}"
+    ):
+        workers.arrive(1, 0, (0, 1))
+    workers.arrive(2, last, (0, 2))
+    with refused(
+        f"method mine: worker 0 is in round {last}, worker 1 is in Mean 'model' round 0 of workers 0, 1{SAME_ORDER}"
+    ):
+        workers.arrive(1, 0, (0, 1))
+
+
+def test_rounds_that_a_worker_missed_before_it_joined_do_without_it():
+    """It joined with the rounds of a peer that is ahead; a slow worker comes to an earlier round with it later on."""
+    workers = Workers(4)
+    workers.workers[3].alive = False
+    for rank in (0, 1):
+        workers.arrive(rank, 5, (0, 1))
+    workers.join(3, peer=0)
+    for rank in (0, 3):
+        workers.arrive(rank, 6, (0, 3))
+    workers.arrive(2, 4, (2, 3))
+    assert workers.completed == [(5, [0, 1]), (6, [0, 3]), (4, [2])]
 
 
 @pytest.mark.parametrize("again", [3, 2])

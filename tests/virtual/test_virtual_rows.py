@@ -13,6 +13,7 @@ from gossamer.vector_math import combine
 from gossamer.virtual.compute.executor import TorchExecutor, make_executor, triton_works
 from gossamer.virtual.compute.rows import Row
 from gossamer.virtual.compute.tape import PENDING_LIMIT, Tape
+from gossamer.virtual.compute.tensor_like import View
 
 WORKERS, WIDTH = 6, 3
 CPU = torch.device("cpu")
@@ -29,6 +30,8 @@ class Both:
             matrix.data.copy_(scale * torch.randn(WORKERS, width, generator=torch.Generator().manual_seed(int(scale))))
         self.rows = [Row(self.tape, matrix.slots[i]) for matrix in (self.x, self.g) for i in range(WORKERS)]
         self.plain = [matrix.data[i].clone() for matrix in (self.x, self.g) for i in range(WORKERS)]
+        self.views = []
+        """Views of rows that are kept, each with the same view of the plain tensor."""
 
     def run_gradients(self, batch):
         for rank, job in zip(batch.rows, batch.arguments, strict=True):
@@ -48,7 +51,8 @@ class Both:
         self.plain.append(plain)
 
     def check(self):
-        for row, plain in zip(self.rows, self.plain, strict=True):
+        pairs = [*zip(self.rows, self.plain, strict=True), *self.views]
+        for row, plain in pairs:
             torch.testing.assert_close(row + 0.0, plain, rtol=1e-9, atol=1e-9)
 
     def do(self, operation):
@@ -117,6 +121,21 @@ class Both:
             plain_y.mul_(plain_v)
             plain_y.clamp_(-1e3, 1e3)
             y.clamp_(-1e3, 1e3)
+        elif kind == "view":
+            view = VIEWS[b % len(VIEWS)]
+            self.views.append((view(y), view(plain_y)))
+        elif kind == "write view" and self.views:
+            view, plain_view = self.views[b % len(self.views)]
+            assert view.mul_(number).add_(1.0) is view or not isinstance(view, View)
+            plain_view.mul_(number).add_(1.0)
+        elif kind == "copy to view" and self.views:
+            view, plain_view = self.views[b % len(self.views)]
+            view.copy_(y[: view.numel()].view(view.shape))
+            plain_view.copy_(plain_y[: plain_view.numel()].clone().view(plain_view.shape))
+        elif kind == "copy from view" and self.views:
+            view, plain_view = self.views[b % len(self.views)]
+            y.add_(view.sum(), alpha=number)
+            plain_y.add_(plain_view.sum(), alpha=number)
         elif kind == "add tensor":
             y.add_(plain_v, alpha=number)
             plain_y.add_(plain_v, alpha=number)
@@ -130,8 +149,13 @@ class Both:
 
 KINDS = (
     "copy", "add", "sub", "lerp", "mul", "sum", "clone", "mean", "mixed mean", "gradient", "update", "drop", "read",
-    "write", "torch", "times row", "add tensor",
+    "write", "torch", "times row", "add tensor", "view", "write view", "copy to view", "copy from view",
 )  # fmt: skip
+
+VIEWS = [
+    lambda x: x[:2], lambda x: x[1:], lambda x: x[1], lambda x: x[::2], lambda x: x[1:][:1], lambda x: x.view(1, -1),
+    lambda x: x.detach(), lambda x: torch.narrow(x, 0, 1, 2), lambda x: x.split(2)[0], lambda x: x[:2].view(2, 1),
+]  # fmt: skip
 
 OPERATIONS = st.lists(
     st.tuples(

@@ -122,11 +122,13 @@ class AnyOrderWorld:
         self.sleeping: list[tuple[int, Coroutine]] = []
         self.waiting: dict[Ticket, Coroutine] = {}
         self.collectives: dict[Any, Collective] = {}
-        self.last_rounds: dict[tuple[int, str, str], int] = {}
-        """By rank, kind and topic."""
+        self.last_rounds: dict[tuple[int, str], int] = {}
+        """By rank and topic."""
         self.answers: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
         """The newest mean that a worker got in each topic, and a copy of it."""
         self.ready: dict[int, Coroutine] = {}
+        self.paired: dict[int, int] = {}
+        """Each worker that has a peer and has not swapped with it."""
         self.swaps: dict[tuple[int, int], Contribution] = {}
         self.running: list[Coroutine] = []
         self.num_exchanges = self.num_means = 0
@@ -219,6 +221,7 @@ class AnyOrderWorld:
 
     def pair(self, a: int, b: int) -> None:
         first, second = self.ready.pop(a), self.ready.pop(b)
+        self.paired |= {a: b, b: a}
         self.resume(first, b)
         self.resume(second, a)
 
@@ -271,6 +274,8 @@ class AnyOrderWorld:
         elif isinstance(effect, WaitSteps):
             self.sleeping.append((worker.step + effect.count, coroutine))
         elif isinstance(effect, Pair):
+            if worker.rank in self.paired:
+                raise Broken("effects", f"worker {worker.rank} yields Pair again before it has swapped with its peer")
             self.ready[worker.rank] = coroutine
         else:
             coroutine.waits_for = describe_call(effect)
@@ -288,26 +293,24 @@ class AnyOrderWorld:
             self.resume(self.waiting.pop(ticket), answer)
 
     def arrive(self, worker: Peer, effect: Mean | Gather | Shift, give: Callable[[Any], None]) -> None:
-        kind, topic = type(effect).__name__, effect.topic
-        last = self.last_rounds.get((worker.rank, kind, topic))
+        last = self.last_rounds.get((worker.rank, effect.topic))
         if last is not None and effect.round <= last:
             raise Broken(
                 "collectives",
                 f"worker {worker.rank} takes part in {describe_call(effect)} after round {last}: "
                 "expected ascending rounds within a topic",
             )
-        self.last_rounds[worker.rank, kind, topic] = effect.round
+        self.last_rounds[worker.rank, effect.topic] = effect.round
         group = getattr(effect, "group", None)
-        key = (kind, topic, effect.round, group)
+        key = (type(effect), effect.topic, effect.round, group)
         if key not in self.collectives:
             self.collectives[key] = Collective(tuple(range(len(self.workers))) if group is None else group)
         collective = self.collectives[key]
         collective.add(worker.rank, Contribution(effect, give))
-        if not collective.complete or self.ending:
+        if self.ending:
             return
-        del self.collectives[key]
-        self.num_means += 1
-        for rank, contribution, answer in collective.answers():
+        self.num_means += collective.complete
+        for rank, contribution, answer in collective.new_answers():
             self.deliveries.append(partial(self.deliver, rank, contribution, answer))
 
     def deliver(self, rank: int, contribution: Contribution, answer: Any) -> None:
@@ -327,6 +330,8 @@ class AnyOrderWorld:
 
     def swap(self, worker: Peer, swap: Swap, give: Callable[[Any], None]) -> None:
         rank, peer = worker.rank, swap.peer
+        if self.paired.pop(rank, None) != peer:
+            raise Broken("effects", f"worker {rank} yields Swap with worker {peer}, which is not the peer of its Pair")
         sent = Contribution(swap, give)
         other = self.swaps.pop((peer, rank), None)
         if other is None:

@@ -38,6 +38,7 @@ class Collective:
     def __init__(self, members: tuple[int, ...]) -> None:
         self.members = members
         self.arrived: dict[int, Contribution] = {}
+        self.answered: set[int] = set()
 
     def add(self, rank: int, contribution: Contribution) -> None:
         call = describe_call(contribution.effect)
@@ -58,13 +59,18 @@ class Collective:
     def complete(self) -> bool:
         return len(self.arrived) == len(self.members)
 
-    def answers(self) -> Iterator[tuple[int, Contribution, Any]]:
-        """Yield each member with its contribution and its answer."""
-        answer = {Mean: self._mean, Gather: self._gather, Shift: self._shift}[
-            type(self.arrived[self.members[0]].effect)
-        ]
-        for rank in self.members:
-            yield rank, self.arrived[rank], answer(rank)
+    def new_answers(self) -> Iterator[tuple[int, Contribution, Any]]:
+        """Yield each member that can be answered from now on, with its contribution and its answer."""
+        kind = type(next(iter(self.arrived.values())).effect)
+        answer = {Mean: self._mean, Gather: self._gather, Shift: self._shift}[kind]
+        for rank, contribution in sorted(self.arrived.items()):
+            if rank not in self.answered and (self.complete or (kind is Shift and self._shifts(contribution.effect))):
+                self.answered.add(rank)
+                yield rank, contribution, answer(rank)
+
+    def _shifts(self, shift: Shift) -> bool:
+        """Whether both peers of a worker have arrived: it does not wait for the others."""
+        return shift.to in self.arrived and shift.source in self.arrived
 
     def _mean(self, rank: int) -> Any:
         parts = [self.arrived[member] for member in self.members]

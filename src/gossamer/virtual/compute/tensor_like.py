@@ -81,16 +81,8 @@ def shares_memory(one: Tensor, other: Tensor) -> bool:
 def forward(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str, Any] | None = None) -> Any:
     """Call a torch function with the real tensors. Return the row, or a view of it, where the result is one."""
     used: list[tuple[TensorLike, Tensor]] = []
-
-    def real(value: Any) -> Any:
-        if isinstance(value, TensorLike):
-            used.append((value, value.tensor()))
-            return used[-1][1]
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(real, value))
-        return value
-
-    real_args, real_kwargs = [*map(real, args)], {name: real(value) for name, value in (kwargs or {}).items()}
+    real_args = [_real(value, used) for value in args]
+    real_kwargs = {name: _real(value, used) for name, value in (kwargs or {}).items()}
     result = function(*real_args, **real_kwargs)
 
     def evaluate(tensor: Tensor) -> Any:
@@ -103,6 +95,16 @@ def forward(function: Callable[..., Any], args: Sequence[Any], kwargs: dict[str,
         ]
         return result if all(part is old for part, old in zip(parts, result, strict=True)) else type(result)(parts)
     return _guarded(result, used, function, source, evaluate)
+
+
+def _real(value: Any, used: list[tuple[TensorLike, Tensor]]) -> Any:
+    """Return ``value`` with real tensors. Add what they stand for to ``used``."""
+    if isinstance(value, TensorLike):
+        used.append((value, value.tensor()))
+        return used[-1][1]
+    if isinstance(value, (list, tuple)):
+        return type(value)([_real(one, used) for one in value])
+    return value
 
 
 def _item_of(evaluate: Callable[[Tensor], Any], k: int, tensor: Tensor) -> Any:

@@ -105,11 +105,19 @@ class DeadlockDetector:
         elif _has_ended(blocker, rendezvous.part):
             doing = f"has ended its {rendezvous.part}"
         else:
-            doing = f"is in round {blocker.last_rounds.get(rendezvous.topic)}"
+            doing = f"is in {_place(blocker, rendezvous)}"
         return MethodError(
             f"method {self.method}: worker {coroutine.worker.rank} waits in {text(rendezvous.effect)}, worker "
             f"{blocker.rank} {doing}: all members must yield the same collectives in the same order"
         )
+
+
+def _place(worker: VirtualWorker, rendezvous: Rendezvous) -> str:
+    """Describe where a worker is that does not come to a rendezvous any more."""
+    for coroutine in worker.coroutines:
+        if coroutine.name == rendezvous.part and coroutine.waits_in is not None:
+            return text(coroutine.waits_in.effect)
+    return f"round {worker.last_rounds.get(rendezvous.topic)}"
 
 
 def _waits_for_steps(coroutine: Coroutine) -> bool:

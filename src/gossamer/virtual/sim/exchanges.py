@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 from gossamer.effects import Gather, Mean, Shift, Swap
+from gossamer.errors import MethodError
 from gossamer.recording import Recorder
 from gossamer.virtual.compute.rows import Temporary, copy_of
 from gossamer.virtual.compute.tape import Tape
@@ -43,6 +44,8 @@ class SimulatedExchanges:
         """Exchanges so far; a collective of many workers counts once."""
         self._swaps: dict[tuple[int, int], PendingSwap] = {}
         """By the rank of the sender and of its peer."""
+        self._swap_length: int | None = None
+        """Of all swaps of the run."""
 
     # Exchanges of two workers
 
@@ -57,15 +60,25 @@ class SimulatedExchanges:
         if other is None:
             return
         their_worker, theirs, _ = other
-        size = vector.nbytes
+        size, length = vector.nbytes, vector.numel()
         if size != theirs.vector.nbytes or vector.dtype != theirs.vector.dtype or swap.scalars or theirs.scalars:
             check_fits(self.method, rank, swap, peer, theirs)
             size = size_bytes(swap)
+        if length != self._swap_length:
+            self._check_swap_length(rank, peer, length)
         worker.bytes_sent += size
         their_worker.bytes_sent += size
         began = self.queue.now
         done = partial(self._finish_swap, first=other, second=own, began=began, size=size)
         self.clock.swap(began, rank, peer, size, done)
+
+    def _check_swap_length(self, rank: int, peer: int, length: int) -> None:
+        if self._swap_length is not None:
+            raise MethodError(
+                f"method {self.method}: workers {rank} and {peer} swap {length} numbers, earlier swaps had "
+                f"{self._swap_length}: all swaps of a run have one length"
+            )
+        self._swap_length = length
 
     def _finish_swap(self, now: float, first: PendingSwap, second: PendingSwap, began: float, size: int) -> None:
         (one, sent_one, answer_one), (two, sent_two, answer_two) = first, second

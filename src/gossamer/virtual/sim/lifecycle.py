@@ -109,8 +109,7 @@ class Lifecycle:
             if name in peer.vectors:
                 worker.vector(name, len(peer.vectors[name])).copy_(peer.vectors[name])
         worker.tickets = {name: ticket for name, ticket in peer.tickets.items() if name in self.method.shared}
-        worker.last_rounds = dict(peer.last_rounds)
-        worker.rounds_taken_over = set(peer.last_rounds)
+        worker.last_rounds, worker.own_last_rounds = dict(peer.last_rounds), {}
         worker.step = peer.step
         worker.alive = True
         self.replicas.copy_local_state(worker.rank, peer.rank, optimizer_state=self.method.lockstep)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
@@ -73,8 +72,6 @@ def check_content(method: str, part: str, rank: int, effect: Collective | Swap, 
         if len(shape) != 1:
             raise MethodError(f"{where} of a tensor of shape {shape}: expected a vector; use view(-1)")
         _check_device(where, vector, device)
-    if isinstance(effect, Mean) and not 0.0 <= effect.weight < math.inf:
-        raise MethodError(f"{where} with weight {effect.weight}: expected a finite number, not negative")
 
 
 def _check_device(where: str, tensor: Any, device: torch.device) -> None:

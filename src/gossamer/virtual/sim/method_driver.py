@@ -118,6 +118,7 @@ class MethodDriver:
 
     def _arrive(self, coroutine: Coroutine, effect: Collective, on_answer: OnAnswer) -> Rendezvous:
         worker, part = coroutine.worker, coroutine.name
+        check_effect(self.method, part, effect)
         check_content(self.method.name, part, worker.rank, effect, self.tape.device)
         return self.exchanges.rendezvous.arrive(worker, effect, on_answer, part)
 
@@ -140,6 +141,8 @@ class MethodDriver:
         self.pairing.request(self.queue.now, coroutine, rate)
 
     def _swap(self, worker: VirtualWorker, swap: Swap, on_answer: OnAnswer) -> None:
+        if swap.scalars:
+            check_effect(self.method, "background", swap)
         if worker.paired_with == swap.peer:
             worker.paired_with = None
             self.exchanges.swap(worker, swap, on_answer)

@@ -103,6 +103,25 @@ class PoissonPairing:
             self.on_pair(self.waiting.pop(a), self.waiting.pop(b))
 
 
+class _EndlessPairing:
+    """Refuses a worker that pairs at an infinite rate again and again while no time passes: time would stand still."""
+
+    MAX_PAIRS = 1000
+
+    def __init__(self) -> None:
+        self._counts: dict[int, tuple[float, int]] = {}
+
+    def check(self, now: float, rank: int) -> None:
+        since, count = self._counts.get(rank, (now, 0))
+        count = count + 1 if since == now else 1
+        self._counts[rank] = (now, count)
+        if count > self.MAX_PAIRS:
+            raise MethodError(
+                f"worker {rank} yielded Pair(rate=inf) {count} times while no time passed: expected WaitSteps between "
+                "two exchanges, or a finite rate"
+            )
+
+
 class ReadyPairing:
     """Pairs workers that become ready at their own pace."""
 
@@ -113,6 +132,7 @@ class ReadyPairing:
         self.due: dict[int, float] = {}
         """When each worker became, or becomes, ready for its latest exchange."""
         self._num_waits = 0
+        self._endless = _EndlessPairing()
         self._neighbours: dict[int, tuple[int, ...]] = {}
         self._complete = topology.num_edges == topology.workers * (topology.workers - 1) // 2
         self.stopped = False
@@ -123,6 +143,8 @@ class ReadyPairing:
     def request(self, now: float, coroutine: Coroutine, rate: float) -> None:
         worker = coroutine.worker
         rank, mean_gap = worker.rank, worker.mean_gradient_time / rate
+        if not mean_gap:
+            self._endless.check(now, rank)
         due = self.due.get(rank, now) + mean_gap * next(worker.pairing_gaps)
         due = max(due, now - MAX_BACKLOG * mean_gap)
         self.due[rank] = due

@@ -24,6 +24,8 @@ OnAnswer = Callable[[Any], None]
 
 Group = tuple[int, ...] | None
 
+NO_ROUND: tuple[int, Group] = (-1, None)
+
 
 class Rendezvous:
     """One round of a collective, and the workers that have arrived."""
@@ -88,6 +90,8 @@ class RendezvousTable:
         self._open: dict[tuple[str, Group], dict[int, Rendezvous]] = {}
         """By topic and group, then by round."""
         self._left_over: list[Rendezvous] = []
+        self._has_joins = False
+        """A worker has joined since the beginning."""
         self._known_groups: dict[tuple[int, ...], tuple[VirtualWorker, ...]] = {}
 
     def arrive(self, worker: VirtualWorker, effect: Collective, on_answer: OnAnswer, part: str) -> Rendezvous:
@@ -98,10 +102,12 @@ class RendezvousTable:
         self._check_round(worker, effect, part, rounds)
         rendezvous = rounds.get(effect.round)
         if rendezvous is None:
+            self._check_members(worker, effect, members, group)
             rendezvous = rounds[effect.round] = self.make(effect, members, part)
         elif rendezvous.part != part:
             rendezvous.part = ""
         rendezvous.add(worker, effect, on_answer)
+        worker.own_last_rounds[effect.topic] = (effect.round, group)
         if rendezvous.num_missing <= 0:
             self._close(rendezvous, (effect.topic, group))
             rendezvous.complete()
@@ -113,6 +119,7 @@ class RendezvousTable:
 
     def on_membership_change(self, left: int | None = None) -> None:
         """After worker ``left`` died or another joined, complete every rendezvous that misses nobody any more."""
+        self._has_joins |= left is None
         for key, rounds in list(self._open.items()):
             for rendezvous in list(rounds.values()):
                 if left is None:
@@ -130,6 +137,7 @@ class RendezvousTable:
         self._open.clear()
         for worker in self.workers:
             worker.last_rounds.clear()
+            worker.own_last_rounds.clear()
 
     def complete_left_over(self) -> bool:
         """Complete what ``end_training`` has set apart with those who had arrived. Return False if there is nothing."""
@@ -163,23 +171,40 @@ class RendezvousTable:
 
     def _check_round(self, worker: VirtualWorker, effect: Collective, part: str, rounds: dict[int, Rendezvous]) -> None:
         """Raise ``MethodError`` if this worker is not to arrive in that round now."""
-        topic, number = effect.topic, effect.round
-        last = worker.last_rounds.get(topic, -1)
-        if number <= last and topic not in worker.rounds_taken_over:
+        number, (last, _) = effect.round, worker.own_last_rounds.get(effect.topic, NO_ROUND)
+        if number <= last:
             after = f"after round {last}" if last >= 0 else "as its first"
             raise self._error(
                 worker, effect, part, f"{after}: the rounds of a topic ascend from 0; use another topic beside it"
             )
-        worker.rounds_taken_over.discard(topic)
         for open_round, rendezvous in rounds.items():
             same_kind = rendezvous.kind is type(effect)
             if (open_round < number and rendezvous.expects(worker)) or (open_round == number and not same_kind):
                 rank, theirs = rendezvous.first()
                 now = f"round {number}" if same_kind else text(effect)
-                raise MethodError(
-                    f"method {self.method}: worker {rank} waits in {text(theirs)}, worker {worker.rank} is in {now}: "
-                    "all members must yield the same collectives in the same order"
-                )
+                raise self._mismatch(f"worker {rank} waits in {text(theirs)}", worker, now)
+
+    def _check_members(
+        self, worker: VirtualWorker, effect: Collective, members: tuple[VirtualWorker, ...], group: Group
+    ) -> None:
+        """Raise ``MethodError`` if a member has been in this round with another group, or has passed it.
+
+        Once a worker has joined, it may come to rounds that others have completed without it.
+        """
+        topic, number = effect.topic, effect.round
+        for member in members:
+            last, its_group = member.own_last_rounds.get(topic, NO_ROUND)
+            passed = last > number and not self._has_joins
+            if member.alive and (passed or (last == number and its_group != group)):
+                arrived = (one for one in self.open() if one.topic == topic and member.rank in one.arrived)
+                place = next((f"waits in {text(one.effect)}" for one in arrived), f"is in round {last}")
+                raise self._mismatch(f"worker {member.rank} {place}", worker, text(effect))
+
+    def _mismatch(self, other: str, worker: VirtualWorker, now: str) -> MethodError:
+        return MethodError(
+            f"method {self.method}: {other}, worker {worker.rank} is in {now}: all members must yield the same "
+            "collectives in the same order"
+        )
 
     def _error(self, worker: VirtualWorker, effect: Collective, part: str, what: str) -> MethodError:
         return MethodError(f"{part} of method {self.method} on worker {worker.rank} yielded {text(effect)} {what}")

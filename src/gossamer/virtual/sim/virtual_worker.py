@@ -67,9 +67,9 @@ class VirtualWorker:
         self.tickets: dict[str, Ticket] = {}
         self.vectors: dict[str, Row] = {}
         self.last_rounds: dict[str, int] = {}
-        """The last round of each topic of collectives in which this worker took part."""
-        self.rounds_taken_over: set[str] = set()
-        """Topics whose last round is that of the peer whose state this worker took over."""
+        """The last round of each topic of collectives in which this worker took part, or its peer before it joined."""
+        self.own_last_rounds: dict[str, tuple[int, tuple[int, ...] | None]] = {}
+        """Those in which this worker took part itself since then, and the group."""
         self.paired_with: int | None = None
         """The peer that ``Pair`` has answered, until the worker swaps with it."""
         self.lost_peer: int | None = None
