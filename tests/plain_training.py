@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -17,6 +18,7 @@ from gossamer.effects import Update, yields
 from gossamer.methods import METHODS, Method
 from gossamer.methods.contract import declared
 from gossamer.tasks import Batches, Task, partition
+from gossamer.testing.quadratic import DIM, quadratic, recording
 from gossamer.virtual.sim.cluster import Cluster
 from gossamer.virtual.simulation import SimulationResult, simulate
 
@@ -149,6 +151,14 @@ def precise_task(workers: int, seed: int = 0, dim: int = 3) -> Task:
         own_data=True,
         defaults={"batch": 1},
     )
+
+
+def recording_cluster(**values: Any) -> tuple[Cluster, Tensor]:
+    """A cluster on the float64 quadratic, and the sum of everything its optimizers have added so far."""
+    task, added = quadratic(values["workers"], values.get("seed", 0)), torch.zeros(DIM, dtype=torch.float64)
+    make_optimizer = recording(partial(torch.optim.SGD, lr=0.05, momentum=0.9), added)
+    (run,) = resolve(values, task=task, make_optimizer=make_optimizer)
+    return Cluster(run), added
 
 
 def kept_sum(method: Method, workers: Any) -> Tensor:

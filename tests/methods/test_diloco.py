@@ -2,7 +2,6 @@
 
 from functools import partial
 from itertools import pairwise
-from unittest import mock
 
 import pytest
 import torch
@@ -11,22 +10,14 @@ from hypothesis import strategies as st
 
 from gossamer.errors import InputError
 from gossamer.methods.diloco import DiLoCo, DiLoCoConfig, cut
-from gossamer.testing.any_order import AnyOrderWorld, Peer
+from gossamer.testing.any_order import AnyOrderWorld
 from gossamer.topology import build
 from gossamer.virtual.sim.cluster import Cluster
+from gossamer.virtual.simulation import simulate
 from plain_training import batches_of, flat, fresh_model, gradient_at, make_precise_run, make_run, trajectory
 
 DIGITS = {"task": "digits", "workers": 3, "batch": 8, "steps": 13, "clock": "ideal", "partition": "by-class"}
 SGD = partial(torch.optim.SGD, lr=0.05, momentum=0.9)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def model_of_three_tensors():
-    """Where the tensors of the models begin in the world of any order."""
-    with mock.patch.object(Peer, "offsets", (0, 1, 3, 4), create=True):
-        yield
-
-
 CHOICES = st.lists(st.integers(0, 1 << 16), max_size=120)
 
 
@@ -187,6 +178,15 @@ def test_displacement_loses_no_inner_step(choices, workers, seed, values):
     world.run()
     world.finish()
     close(sum(worker.x for worker in world.workers), before + world.added, 1e-12)
+
+
+@pytest.mark.parametrize("fragments", [1, 3])
+def test_it_sends_as_many_bytes_as_local_sgd(fragments):
+    run = make_run(**{**DIGITS, "steps": 24}, method="diloco", period=6, fragments=fragments)
+    result = simulate(run)
+    # All fragments are averaged once per period. The bytes of each all-reduce are rounded.
+    allreduce = round(2 * 2 / 3 * 4 * result.model.numel())
+    assert result.final.bytes_sent == pytest.approx(3 * 4 * allreduce, rel=1e-4)
 
 
 @pytest.mark.parametrize("streaming", [{}, {"fragments": 2, "delay": 2}, {"delay": 3, "merge": "mix"}])

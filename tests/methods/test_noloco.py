@@ -130,6 +130,13 @@ def test_a_worker_that_finds_no_peer_is_plain_training():
     close(simulate(run).model, flat(train_alone(run, SGD, steps=9)))
 
 
+def test_an_exchange_sends_two_vectors_each_way():
+    run = make_run(task="digits", workers=4, batch=4, steps=30, method="noloco", topology="complete")
+    result = simulate(run)
+    assert result.final.exchanges > 10
+    assert result.final.bytes_sent == result.final.exchanges * 2 * 8 * result.model.numel()
+
+
 def consensus_left(**options):
     """The share of the anchors' initial distance that 150 outer steps leave."""
     run = make_run(
@@ -169,7 +176,7 @@ def test_settings_that_do_not_fit_are_refused(values, message):
 
 def test_a_worker_that_joins_anchors_at_the_model_it_has_taken_over():
     run = make_run(
-        task="quadratic", dim=4, workers=4, method="noloco", period=2, fail="2@6.5", join="2@12.5", steps=30,
+        task="quadratic", dim=4, workers=4, method="noloco", period=50, fail="2@6.5", join="2@12.5", steps=30,
         compute="constant:1s", link="inf",
     )  # fmt: skip
     cluster = Cluster(run)

@@ -21,6 +21,7 @@ from plain_training import (
     gradient_at,
     make_precise_run,
     make_run,
+    recording_cluster,
     train_alone,
     trajectory,
 )
@@ -104,6 +105,7 @@ class Rounds:
     graph=GRAPHS, overlap=st.booleans(), workers=st.integers(1, 7), seed=st.integers(0, 99),
     gone=st.sets(st.integers(0, 6), max_size=3),
 )  # fmt: skip
+@settings(max_examples=50)
 def test_the_weighted_mean_moves_only_by_updates_whoever_is_gone(graph, overlap, workers, seed, gone):
     rounds = Rounds(make(graph, workers, overlap), seed)
     rounds.alive -= gone if len(gone) < workers else set()
@@ -270,7 +272,32 @@ def test_weights_stay_exactly_one_on_slow_and_uneven_machines():
 @pytest.mark.parametrize("overlap", [False, True])
 def test_one_worker_alone_is_plain_training(overlap):
     run = make_precise_run(task="digits", workers=1, method="sgp", steps=7, overlap=overlap)
-    assert torch.equal(simulate(run).model, flat(train_alone(run, SGD, steps=7)))
+    close(simulate(run).model, flat(train_alone(run, SGD, steps=7)), 1e-12)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("graph", ["exponential", "ring"])
+def test_training_may_be_ended_at_any_moment(graph, overlap):
+    """Some have received a message of the last round and some have not, and some have not sent theirs."""
+    differ = False
+    for end in (0.7 * k for k in range(1, 20)):
+        cluster, added = recording_cluster(
+            method="sgp", graph=graph, overlap=overlap, compute="exponential:1s", straggler="1:5", link="24b/300ms",
+            workers=4, seed=1,
+        )  # fmt: skip
+        before = sum(worker.x + 0.0 for worker in cluster.workers)
+        cluster.run_until(end)
+        cluster.finish()
+        weights = [worker.scalars.get("weight", 1.0) for worker in cluster.workers]
+        assert sum(weights) == 4.0
+        close(sum(w * (worker.x + 0.0) for w, worker in zip(weights, cluster.workers, strict=True)), before + added)
+        differ |= len(set(weights)) > 1
+    assert differ
+
+
+def test_every_step_sends_one_vector_and_one_number():
+    result = simulate(make_run(task="digits", workers=4, batch=4, steps=10, method="sgp"))
+    assert result.final.bytes_sent == 10 * 4 * (4 * result.model.numel() + 8)
 
 
 def test_pairs_need_a_schedule_of_pairs():

@@ -106,31 +106,31 @@ class DiLoCo(Method):
             if delay and self.is_due(fragment, worker.step + 1 - delay):
                 yield from self.merge(worker, fragment)
             if self.is_due(fragment, worker.step + 1):
-                yield from self.start_mean(worker, fragment)
-                if not delay:
-                    yield from self.merge(worker, fragment)
+                name, x = ticket_name(fragment), self.part(worker, fragment, worker.x)
+                if delay:
+                    # The worker trains on while it is in flight.
+                    sent = self.part(worker, fragment, worker.vector("sent")).copy_(x)
+                    worker.tickets[name] = yield Start(Mean(sent, round=worker.step, topic=name, same=True))
+                else:
+                    mean = yield Mean(x, round=worker.step, topic=name, same=True)
+                    self.outer_step(worker, fragment, mean)
 
     def is_due(self, fragment: int, steps: int) -> bool:
         """Return whether the average of a fragment starts after this number of steps."""
         period = self.config.period
         return steps > 0 and steps % period == fragment * period // self.config.fragments
 
-    def start_mean(self, worker: Worker, fragment: int) -> MethodGenerator:
-        sent = self.part(worker, fragment, worker.x)
-        if self.config.delay:
-            # The worker trains on while it is in flight.
-            sent = self.part(worker, fragment, worker.vector("sent")).copy_(sent)
-        name = ticket_name(fragment)
-        worker.tickets[name] = yield Start(Mean(sent, round=worker.step, topic=name, same=True))
-
     def merge(self, worker: Worker, fragment: int) -> MethodGenerator:
         """Wait for the average of a fragment, if it is in flight, and take the outer step with it."""
         ticket = worker.tickets.get(ticket_name(fragment))
-        if ticket is None:
-            return
-        mean = yield Wait(ticket)
-        # Only now: if the step is abandoned while it waits, ``finish`` still finds the ticket.
-        worker.tickets.pop(ticket_name(fragment), None)
+        if ticket is not None:
+            mean = yield Wait(ticket)
+            # Only now: if the step is abandoned while it waits, ``finish`` still finds the ticket.
+            worker.tickets.pop(ticket_name(fragment), None)
+            self.outer_step(worker, fragment, mean)
+
+    def outer_step(self, worker: Worker, fragment: int, mean: Tensor) -> None:
+        """Take the outer step of a fragment with its average, and move the worker's model."""
         worker.scalars["outer_steps"] += 1
         lr, momentum = self.config.outer_lr, self.config.outer_momentum
         a, v, x = (

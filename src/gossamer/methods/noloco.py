@@ -85,8 +85,9 @@ class NoLoCo(Method):
 
     @yields(WaitSteps, Pair, Swap)
     def background(self, worker: Worker) -> MethodGenerator:
+        # Ready at once: a worker that joins moves its anchor to a neighbour's, and real workers take over a state when
+        # they pair. At the start of a run this exchange changes nothing.
         while True:
-            yield WaitSteps(self.steps_until_ready(worker))
             peer = yield Pair(math.inf)
             message = self.write_message(worker)
             received = yield Swap(message, peer)
@@ -94,6 +95,7 @@ class NoLoCo(Method):
                 self.outer_step(worker, message, received)
             # Free the memory while the worker trains.
             del received
+            yield WaitSteps(self.steps_until_ready(worker))
 
     def steps_until_ready(self, worker: Worker) -> int:
         """Return H, up to a quarter more or less, so that pairs change."""

@@ -24,8 +24,8 @@ Who sends to whom in step t (``graph``), with n workers:
 With ``overlap`` a message is added one step after it was sent, before that step's Update, and is in flight during the
 gradient.
 
-What travels: one vector of parameters and one number per worker and step, ``4P`` bytes sent in float32. Extra memory:
-one buffer for what arrives.
+What travels: one vector of parameters and one number per worker and step, ``4P + 8`` bytes sent in float32. Extra
+memory: one buffer for what arrives.
 
 Reference: Assran, Loizou, Ballas, Rabbat, "Stochastic Gradient Push for Distributed Deep Learning", ICML 2019.
 Deviation: the graphs ``ring`` and ``pairs`` are ours.
@@ -111,7 +111,8 @@ class SGP(Method):
         received, scalars, delivered = yield Wait(ticket)
         # Only now: if the step is abandoned while it waits, ``finish`` still finds the ticket.
         worker.tickets.pop("push", None)
-        in_flight = worker.scalars.pop("in_flight")
+        # A worker that is left alone has taken it back already (on_membership_change).
+        in_flight = worker.scalars.pop("in_flight", 0.0)
         if not delivered:
             worker.scalars["weight"] += in_flight
         if received is not None and scalars[0] > 0.0:
