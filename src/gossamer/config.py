@@ -239,6 +239,9 @@ def _run_config(values: Mapping[str, Any], source: Source, task: Task, topology:
 
     defaults = dict(task.defaults)
     lrs = defaults.pop("lr", {})
+    if getattr(from_values(source.method.Config, values), "quasi_global", 0.0) > 0:
+        # It takes the place of the optimizer's own momentum.
+        defaults["momentum"] = 0.0
     if source.method.preferred_optimizer:
         defaults["optimizer"] = source.method.preferred_optimizer
     optimizer = str(values.get("optimizer", defaults.get("optimizer", RunConfig.optimizer))).lower()

@@ -13,6 +13,13 @@ def test_every_method_passes_all_checks_in_the_virtual_cluster(name):
     check_method(METHODS[name], real=False, seeds=range(20))
 
 
+@pytest.mark.parametrize(
+    "name", [name for name in METHODS if "quasi_global" in METHODS[name].Config.__dataclass_fields__]
+)
+def test_methods_pass_with_quasi_global_momentum(name):
+    check_method(METHODS[name], real=False, quasi_global=0.9)
+
+
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_passes_all_checks_with_real_processes(name):
     check_method(METHODS[name], only=REAL)

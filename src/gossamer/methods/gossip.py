@@ -21,6 +21,7 @@ from typing import ClassVar
 
 from gossamer.effects import MethodGenerator, Pair, Swap, yields
 from gossamer.methods.method import Method, MethodConfig
+from gossamer.methods.quasi_global import AveragingConfig
 from gossamer.settings import option
 from gossamer.topology import Topology
 from gossamer.topology.disagreement import Disagreement, Pairwise
@@ -29,7 +30,7 @@ from gossamer.worker import Worker
 
 
 @dataclass(frozen=True, kw_only=True)
-class GossipConfig(MethodConfig):
+class GossipConfig(AveragingConfig):
     """Settings of the pairwise gossip methods."""
 
     rate: float = option(1.0, "exchanges per worker and gradient", above=0)

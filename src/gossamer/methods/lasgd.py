@@ -23,6 +23,7 @@ from typing import ClassVar
 
 from gossamer.effects import Mean, MethodGenerator, WaitSteps, yields
 from gossamer.methods.method import Method, MethodConfig
+from gossamer.methods.quasi_global import AveragingConfig
 from gossamer.settings import option
 from gossamer.topology import Topology
 from gossamer.vector_math import chunks
@@ -30,7 +31,7 @@ from gossamer.worker import Worker
 
 
 @dataclass(frozen=True, kw_only=True)
-class LASGDConfig(MethodConfig):
+class LASGDConfig(AveragingConfig):
     period: int = option(1, "local steps between a merge and the next averaging; 0: at once", minimum=0)
 
 

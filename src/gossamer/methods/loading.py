@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING, Any
 from gossamer.errors import InputError, MethodError, unknown
 from gossamer.methods.contract import check_declaration
 from gossamer.methods.method import Method, MethodConfig
+from gossamer.methods.quasi_global import AveragingConfig, QuasiGlobal
 from gossamer.settings import field_types
 from gossamer.topology import Topology
 from gossamer.userfile import blame, blaming, describe, execute, importable, path_of
@@ -203,6 +204,8 @@ def build(method: type[Method], config: MethodConfig, topology: Topology) -> Met
             raise
         raise blame(path, error) from error
     check_declaration(built)
+    if isinstance(config, AveragingConfig) and config.quasi_global > 0:
+        return QuasiGlobal(built, config.quasi_global)
     return built
 
 

@@ -14,13 +14,14 @@ from typing import ClassVar
 
 from gossamer.effects import Mean, MethodGenerator, Update, yields
 from gossamer.methods.method import Method, MethodConfig
+from gossamer.methods.quasi_global import AveragingConfig
 from gossamer.settings import option
 from gossamer.topology import Topology
 from gossamer.worker import Worker
 
 
 @dataclass(frozen=True, kw_only=True)
-class LocalSGDConfig(MethodConfig):
+class LocalSGDConfig(AveragingConfig):
     period: int = option(8, "local steps between two averagings", minimum=1)
 
 

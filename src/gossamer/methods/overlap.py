@@ -25,6 +25,7 @@ from typing import ClassVar
 
 from gossamer.effects import Mean, MethodGenerator, Start, Update, Wait, yields
 from gossamer.methods.method import Method, MethodConfig
+from gossamer.methods.quasi_global import AveragingConfig
 from gossamer.settings import option
 from gossamer.topology import Topology
 from gossamer.topology.disagreement import Disagreement, InRounds
@@ -32,7 +33,7 @@ from gossamer.worker import Worker
 
 
 @dataclass(frozen=True, kw_only=True)
-class OverlapConfig(MethodConfig):
+class OverlapConfig(AveragingConfig):
     global_every: int = option(0, "steps between two exact averages over all workers; 0: never", minimum=0)
 
 
