@@ -32,7 +32,7 @@ from gossamer.effects import (
 from gossamer.errors import MethodError
 from gossamer.methods import Method
 from gossamer.methods.contract import check_declaration, check_effect, check_generator
-from gossamer.testing.collective import Collective, Contribution, describe_call
+from gossamer.testing.collective import Collective, Contribution, describe_call, same
 from gossamer.testing.violations import Broken
 from gossamer.topology import Topology
 
@@ -322,7 +322,7 @@ class AnyOrderWorld:
 
     def check_answers(self, worker: Peer) -> None:
         for (rank, topic), (mean, copy) in self.answers.items():
-            if rank == worker.rank and not torch.equal(mean, copy):
+            if rank == worker.rank and not same(mean, copy):
                 raise Broken(
                     "in_flight",
                     f"worker {rank} wrote to the mean that it got in topic {topic!r}: it is read-only; clone it first",

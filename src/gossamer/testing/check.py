@@ -90,6 +90,7 @@ def _check_can_start(subject: Subject) -> None:
             f"{subject.origin.problem}, where a new process cannot import it: move it to a Python file, or leave the "
             "checks with real processes out by real=False"
         )
+    # Multiprocessing itself refuses to start processes then, in many words.
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise InputError(
             'check_method is called while a new process imports its file: put the call below if __name__ == "__main__":'

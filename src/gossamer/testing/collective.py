@@ -24,7 +24,7 @@ class Contribution:
     def check_unchanged(self, rank: int) -> None:
         """Raise ``Broken`` if the worker has changed what it sent."""
         for tensor, copy in zip(sent_by(self.effect), self.copies, strict=True):
-            if not torch.equal(tensor, copy):
+            if not same(tensor, copy):
                 raise Broken(
                     "in_flight",
                     f"worker {rank} changed the vector of {describe_call(self.effect)} before the answer had arrived: "
@@ -102,6 +102,11 @@ class Collective:
             )
         sent = self.arrived[source]
         return Shifted(sent.copies[0].clone(), sent.effect.scalars, True)
+
+
+def same(one: Tensor, other: Tensor) -> bool:
+    """Whether two tensors are equal to the bit; numbers that are not finite are equal to themselves."""
+    return torch.allclose(one, other, rtol=0.0, atol=0.0, equal_nan=True)
 
 
 def sent_by(effect: Communication) -> tuple[Tensor, ...]:

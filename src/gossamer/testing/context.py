@@ -17,11 +17,14 @@ from gossamer.testing.violations import Broken
 from gossamer.testing.virtual_runs import GRAPHS, INSTANT, UNEVEN, make_cluster, models
 
 MAX_REACH = 400
+"""Steps in which every worker must have communicated twice."""
 
 LARGEST_CHOICE = 1 << 16
 
 
 class Context:
+    """The method under test, and what is known about it."""
+
     def __init__(self, subject: Subject, seeds: Sequence[int], workers: int) -> None:
         self.subject, self.seeds, self.workers = subject, seeds, workers
 
@@ -87,22 +90,22 @@ class Context:
                 found.setdefault("effects", str(error))
         return found
 
-    def world(self, seed: int, method: Method | None = None, apart: bool = True) -> tuple[AnyOrderWorld, str]:
+    def world(self, seed: int) -> tuple[AnyOrderWorld, str]:
         """Return a world of any order, and what it is, for people."""
         rng = random.Random(seed)
         graph, workers = rng.choice(GRAPHS), rng.randint(2, 5)
         graph, workers = self.subject.first_fit((graph, workers), ("ring", workers), self.ring)
-        method = method or self.subject.build(graph, workers, seed)
+        method = self.subject.build(graph, workers, seed)
         choices = [rng.randrange(LARGEST_CHOICE) for _ in range(60)]
-        # Without ``reach``: it is not known of a method that deadlocks.
-        world = AnyOrderWorld(method, steps=self.order_steps, choices=choices, seed=seed, dim=DIM, apart=apart)
+        world = AnyOrderWorld(method, steps=self._world_steps, choices=choices, seed=seed, dim=DIM)
         return world, f"any order: {workers} workers, topology={graph} seed={seed}"
 
     @cached_property
-    def order_steps(self) -> int:
+    def _world_steps(self) -> int:
         try:
             return max(6, self.reach + 2)
         except Exception:
+            # The method fails in the virtual cluster, too. Here the checks find out which rule it breaks.
             return 12
 
     @cached_property

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.methods import Method
-from gossamer.testing.context import Context
+from gossamer.testing.context import MAX_REACH, Context
 from gossamer.testing.quadratic import disagreement, half_square, quadratic
 from gossamer.testing.violations import Broken, NotApplicable
 from gossamer.testing.virtual_runs import (
@@ -33,7 +33,8 @@ ROUND_OFF = 1e-9
 def exchanges(context: Context) -> None:
     """Every worker communicates."""
     if not context.reach:
-        raise Broken("exchanges", "on 4 equal workers somebody did not communicate twice in 400 steps")
+        graph, count = context.ring
+        raise Broken("exchanges", f"somebody did not communicate twice in {MAX_REACH} steps ({graph} of {count})")
 
 
 def workers(context: Context) -> None:

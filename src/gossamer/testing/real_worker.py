@@ -31,8 +31,8 @@ STEP_S = 0.002
 """How long a gradient takes at least, so that the background has time to exchange."""
 
 WANTED_EXCHANGES = 2
-MAX_STEPS = 1500
-"""Workers that do not wait for each other train until all have exchanged, but no longer than this."""
+PATIENCE_S = 30.0
+"""Workers train until all have exchanged, but no longer than this."""
 
 LAST_STEPS = 10
 """Steps that all workers make after the one that came back has exchanged."""
@@ -174,7 +174,8 @@ class RealWorker:
         if self.job.steps:
             return [session.step() for _ in range(self.job.steps)]
         ranks, seen = range(self.job.workers), []
-        for _ in range(MAX_STEPS):
+        until = time.monotonic() + PATIENCE_S
+        while time.monotonic() < until:
             seen.append(session.step())
             time.sleep(STEP_S)
             if session.swarm.metrics().exchanges >= WANTED_EXCHANGES:
@@ -209,8 +210,10 @@ class RealWorker:
         rank, victim = self.rank_info.rank, self.job.workers - 1
         came_back = self.board.get("killed") is not None
         session = Session(self.job, self.rank_info, "run")
-        for steps in range(1, MAX_STEPS):
+        until, steps = time.monotonic() + PATIENCE_S, 0
+        while time.monotonic() < until:
             session.step()
+            steps += 1
             time.sleep(STEP_S)
             if rank == victim and not came_back and steps == self.job.half:
                 self.board.set("killed", "1")
