@@ -75,7 +75,7 @@ def test_two_updates_in_a_step_are_refused():
         (lambda x: Mean(torch.zeros(2, 3), round=0), "Mean of a tensor of shape (2, 3): expected a vector; use view("),
         (lambda x: Shift(x[0], 0, 0, round=0), "Shift of a tensor of shape (): expected a vector; use view(-1)"),
         (lambda x: Mean(torch.zeros(2, device="meta"), round=0), "Mean of a tensor on meta: expected one on the wor"),
-        (lambda x: Gather((x, 3.0), round=0), "Gather of float: expected a tuple of tensors"),
+        (lambda x: Gather((x, 3.0), round=0), "Gather of float: expected a tensor"),
     ],
 )  # fmt: skip
 def test_what_is_not_a_vector_is_refused(make, message):

@@ -78,7 +78,7 @@ def test_two_workers_that_wait_while_others_go_on_are_refused(clock):
     with refused(
         "method mine: worker 0 waits in Mean 'topic 0' round 0 of workers 0, 1, worker 1 waits in Mean 'topic 1'"
     ):
-        run_step((Mean,), step, until=20.0, workers=4, clock=clock)
+        run_step((Mean,), step, until=60.0, workers=4, clock=clock)
 
 
 @CLOCKS
@@ -91,7 +91,7 @@ def test_a_worker_that_goes_on_with_another_group_is_refused(clock):
             yield Mean(worker.x, round=worker.step, group=(1, 2))
 
     with refused("method mine: worker 0 waits in Mean 'mean' round 0 of workers 0, 1, worker 1 is in Mean 'mean'"):
-        run_step((Mean,), step, until=40.0, clock=clock)
+        run_step((Mean,), step, until=60.0, clock=clock)
 
 
 @CLOCKS
@@ -112,7 +112,7 @@ def test_a_background_that_ends_while_others_wait_for_it_is_refused(clock):
             yield Mean(worker.x, round=round)
 
     with refused(f"method mine: worker 0 waits in Mean 'mean' round 2, worker 1 has ended its background{SAME_ORDER}"):
-        make_cluster(make_method((Mean, WaitSteps), background=background), clock=clock).run_until(40.0)
+        make_cluster(make_method((Mean, WaitSteps), background=background), clock=clock).run_until(60.0)
 
 
 @CLOCKS

@@ -28,9 +28,9 @@ and then raises those marks.
 that can run before it does, and the gradients of all workers whose parameters are known by then are one batch. A worker
 whose next gradient depends on this one comes in the next wave.
 
-**What forces a flush.** Reading a row as a tensor: any torch function or operator that is not recorded (``rows``). An
-observation of the cluster: losses, consensus distance, evaluation. A worker that joins. More than ``PENDING_LIMIT``
-pending operations.
+**What forces a flush.** Reading a row as a tensor: any torch function or operator that is not recorded (``rows``), and
+every operation on a view of a row. Access to the optimizer's state. An observation of the cluster: losses, consensus
+distance, evaluation. A worker that joins. More than ``PENDING_LIMIT`` pending operations.
 """
 
 from __future__ import annotations

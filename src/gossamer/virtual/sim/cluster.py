@@ -7,7 +7,10 @@ The cluster puts the parts together and runs the cycle of every worker: begin a 
 ``clock``           how long gradients and messages take, with ``network`` behind it
 ``virtual_worker``  what the method sees of a worker, and what the simulation keeps about it
 ``replicas``        the numbers of all workers; their arithmetic is recorded on a tape and executed later
-``method_driver``   runs the methods' generators and answers their effects, with ``pairing`` and ``exchanges``
+``method_driver``   runs the methods' generators and answers their effects
+``pairing``         which two workers exchange next
+``exchanges``       what travels between workers, with ``rendezvous``, ``shifts`` and ``messages`` behind it
+``deadlocks``       finds workers that wait for each other for ever
 ``lifecycle``       workers that fail and join
 ==================  ====================================================================================
 

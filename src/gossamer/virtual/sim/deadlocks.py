@@ -4,8 +4,8 @@ A generator that waits in a collective goes on when the missing members arrive, 
 collective. So it goes on if none of theirs is stuck. Generators that never meet this condition wait for each other, or
 for a generator that has ended or has passed the round.
 
-Looking at all workers takes time in proportion to their number, so it happens once in as many waits, and whenever no
-worker computes.
+Looking at all workers takes time in proportion to their number, so it happens once in several times as many waits, and
+whenever no worker computes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from gossamer.virtual.sim.virtual_worker import Coroutine, VirtualWorker
 Part = tuple[int, str]
 """A generator of a worker: the rank, and ``step``, ``background`` or ``finish``."""
 
-MIN_WAITS = 16
+WAITS_PER_WORKER = 8
+"""Waits, divided by the number of workers, after which the next look is due."""
 
 
 class DeadlockDetector:
@@ -43,7 +44,7 @@ class DeadlockDetector:
         if rendezvous is None or not rendezvous.is_open or self.is_finishing:
             return
         self._num_waits += 1
-        if self._num_waits > max(MIN_WAITS, len(self.workers)) or self.num_waiting_steps >= self.num_alive:
+        if self._num_waits > WAITS_PER_WORKER * len(self.workers) or self.num_waiting_steps >= self.num_alive:
             self.check()
 
     def go_on(self, coroutine: Coroutine) -> None:

@@ -11,12 +11,13 @@ from typing import Any
 from gossamer.effects import Gather, Mean, Shift, Swap
 from gossamer.errors import MethodError
 from gossamer.recording import Recorder
+from gossamer.virtual.compute.matrix import VectorPool
 from gossamer.virtual.compute.rows import Temporary, copy_of
 from gossamer.virtual.compute.tape import Tape
 from gossamer.virtual.compute.tensor_like import dense
 from gossamer.virtual.sim.clock import Clock
 from gossamer.virtual.sim.event_queue import MESSAGE, EventQueue
-from gossamer.virtual.sim.messages import Collective, check_content, check_fits, size_bytes
+from gossamer.virtual.sim.messages import SCALAR_BYTES, Collective, check_content, check_fits, size_bytes
 from gossamer.virtual.sim.rendezvous import OnAnswer, Rendezvous, RendezvousTable
 from gossamer.virtual.sim.shifts import ShiftRound
 from gossamer.virtual.sim.virtual_worker import VirtualWorker
@@ -46,41 +47,43 @@ class SimulatedExchanges:
         """By the rank of the sender and of its peer."""
         self._swap_length: int | None = None
         """Of all swaps of the run."""
+        self._swap_pool: VectorPool | None = None
+        """The pool of swaps whose contents are known to fit, if they are snapshots without scalars."""
 
     # Exchanges of two workers
 
     def swap(self, worker: VirtualWorker, swap: Swap, on_answer: OnAnswer) -> None:
         """Send the vector of a worker to its peer, which is alive, once the peer sends its own."""
         rank, peer = worker.rank, swap.peer
-        vector: Any = swap.vector
-        if type(vector) is not Temporary:
-            check_content(self.method, "background", rank, swap, self.tape.device)
         other = self._swaps.get((peer, rank))
         own = self._swaps[rank, peer] = (worker, swap, on_answer)
         if other is None:
             return
         their_worker, theirs, _ = other
-        size, length = vector.nbytes, vector.numel()
-        if size != theirs.vector.nbytes or vector.dtype != theirs.vector.dtype or swap.scalars or theirs.scalars:
-            check_fits(self.method, rank, swap, peer, theirs)
-            size = size_bytes(swap)
-        if length != self._swap_length:
-            self._check_swap_length(rank, peer, length)
+        mine: Any = swap.vector
+        pool = mine.slot.pool if type(mine) is Temporary else None
+        if pool is None or pool is not self._swap_pool or _pool(theirs.vector) is not pool or swap.scalars:
+            self._check_swap(worker, swap, their_worker, theirs)
+        size = mine.nbytes + SCALAR_BYTES * len(swap.scalars)
         worker.bytes_sent += size
         their_worker.bytes_sent += size
         began = self.queue.now
-        done = partial(self._finish_swap, first=other, second=own, began=began, size=size)
-        self.clock.swap(began, rank, peer, size, done)
+        self.clock.swap(began, rank, peer, size, partial(self._finish_swap, other, own, began, size))
 
-    def _check_swap_length(self, rank: int, peer: int, length: int) -> None:
-        if self._swap_length is not None:
+    def _check_swap(self, worker: VirtualWorker, swap: Swap, their_worker: VirtualWorker, theirs: Swap) -> None:
+        """Raise ``MethodError`` if the contents of two swaps do not fit, or if they are not as long as earlier ones."""
+        for one, sent in ((worker, swap), (their_worker, theirs)):
+            check_content(self.method, "background", one.rank, sent, self.tape.device)
+        check_fits(self.method, worker.rank, swap, their_worker.rank, theirs)
+        length = len(swap.vector)
+        if self._swap_length not in (None, length):
             raise MethodError(
-                f"method {self.method}: workers {rank} and {peer} swap {length} numbers, earlier swaps had "
-                f"{self._swap_length}: all swaps of a run have one length"
+                f"method {self.method}: workers {worker.rank} and {their_worker.rank} swap {length} numbers, earlier "
+                f"swaps had {self._swap_length}: all swaps of a run have one length"
             )
-        self._swap_length = length
+        self._swap_length, self._swap_pool = length, None if swap.scalars else _pool(swap.vector)
 
-    def _finish_swap(self, now: float, first: PendingSwap, second: PendingSwap, began: float, size: int) -> None:
+    def _finish_swap(self, first: PendingSwap, second: PendingSwap, began: float, size: int, now: float) -> None:
         (one, sent_one, answer_one), (two, sent_two, answer_two) = first, second
         a, b = one.rank, two.rank
         if self._swaps.get((a, b)) is not first or self._swaps.get((b, a)) is not second:
@@ -170,6 +173,10 @@ class _Collective(Rendezvous):
 
     def complete(self) -> None:
         self.exchanges.run_collective([self.arrived[rank] for rank in sorted(self.arrived)])
+
+
+def _pool(vector: Any) -> VectorPool | None:
+    return vector.slot.pool if type(vector) is Temporary else None
 
 
 def _swapped(swap: Swap) -> Any:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gossamer.effects import Gather, Mean, Shift, Swap
 from gossamer.errors import MethodError
-from gossamer.virtual.compute.rows import Row
+from gossamer.virtual.compute.rows import Row, Temporary
 from gossamer.virtual.compute.tensor_like import TensorLike
 
 Collective = Mean | Gather | Shift
@@ -57,26 +57,22 @@ def _listed(ranks: tuple[int, ...]) -> str:
 
 def check_content(method: str, part: str, rank: int, effect: Collective | Swap, device: torch.device) -> None:
     """Raise ``MethodError`` if an effect has something else than vectors on the worker's device."""
-    where = f"{part} of method {method} on worker {rank} yielded {type(effect).__name__}"
     if isinstance(effect, Gather):
-        for tensor in effect.tensors:
-            if not isinstance(tensor, (Tensor, TensorLike)):
-                raise MethodError(f"{where} of {type(tensor).__name__}: expected a tuple of tensors")
-            _check_device(where, tensor, device)
+        vectors: tuple[Any, ...] = effect.tensors
+    elif type(effect.vector) in (Row, Temporary):
         return
-    vector: Any = effect.vector
-    if not isinstance(vector, Row):
+    else:
+        vectors = (effect.vector,)
+    where = f"{part} of method {method} on worker {rank} yielded {type(effect).__name__} of"
+    for vector in vectors:
         if not isinstance(vector, (Tensor, TensorLike)):
-            raise MethodError(f"{where} of {type(vector).__name__}: expected a tensor")
-        shape = tuple(vector.memory().shape if isinstance(vector, TensorLike) else vector.shape)
-        if len(shape) != 1:
-            raise MethodError(f"{where} of a tensor of shape {shape}: expected a vector; use view(-1)")
-        _check_device(where, vector, device)
-
-
-def _check_device(where: str, tensor: Any, device: torch.device) -> None:
-    if tensor.device != device:
-        raise MethodError(f"{where} of a tensor on {tensor.device}: expected one on the worker's device, {device}")
+            raise MethodError(f"{where} {type(vector).__name__}: expected a tensor")
+        like = vector.memory() if isinstance(vector, TensorLike) else vector
+        if like.dim() != 1 and not isinstance(effect, Gather):
+            shape = tuple(like.shape)
+            raise MethodError(f"{where} a tensor of shape {shape}: expected a vector; use view(-1)")
+        if like.device != device:
+            raise MethodError(f"{where} a tensor on {like.device}: expected one on the worker's device, {device}")
 
 
 def check_fits(method: str, one: int, sent: Collective | Swap, other: int, theirs: Collective | Swap) -> None:

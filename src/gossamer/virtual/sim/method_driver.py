@@ -104,6 +104,7 @@ class MethodDriver:
                     return
                 answer = self._take(coroutine, effect.ticket)
             else:
+                check_effect(self.method, coroutine.name, effect)
                 on_answer = partial(self._deliver, coroutine, worker.step)
                 self.deadlocks.wait(coroutine, self._arrive(coroutine, effect, on_answer))
                 return
@@ -118,7 +119,6 @@ class MethodDriver:
 
     def _arrive(self, coroutine: Coroutine, effect: Collective, on_answer: OnAnswer) -> Rendezvous:
         worker, part = coroutine.worker, coroutine.name
-        check_effect(self.method, part, effect)
         check_content(self.method.name, part, worker.rank, effect, self.tape.device)
         return self.exchanges.rendezvous.arrive(worker, effect, on_answer, part)
 

@@ -16,7 +16,7 @@ from typing import Any
 
 from gossamer.effects import Shift
 from gossamer.errors import MethodError
-from gossamer.virtual.sim.messages import Collective, check_fits, text
+from gossamer.virtual.sim.messages import Collective, check_fits, signature, text
 from gossamer.virtual.sim.virtual_worker import VirtualWorker
 
 OnAnswer = Callable[[Any], None]
@@ -35,6 +35,8 @@ class Rendezvous:
         self.effect, self.part, self.method = effect, part, method
         """The first worker's effect, and the generator that yielded it."""
         self.arrived: dict[int, tuple[VirtualWorker, Collective, OnAnswer]] = {}
+        self.signature: tuple[Any, ...] = ()
+        """What all have to send alike."""
         self.is_open = True
         self.num_missing = 0
         self.count_missing()
@@ -54,7 +56,10 @@ class Rendezvous:
         self.num_missing = sum(map(self.expects, self.members))
 
     def add(self, worker: VirtualWorker, effect: Collective, on_answer: OnAnswer) -> None:
-        if self.arrived:
+        sent = signature(effect)
+        if not self.arrived:
+            self.signature = sent
+        elif sent != self.signature:
             check_fits(self.method, *self.first(), worker.rank, effect)
         # A worker that joined with its peer's last rounds may arrive without being expected.
         self.num_missing -= self.expects(worker)
