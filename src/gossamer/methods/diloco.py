@@ -79,7 +79,7 @@ class DiLoCo(Method):
     shared: ClassVar[tuple[str, ...]] = ("anchor", "outer_momentum", "outer_steps")
     uses_topology = False
     gives_up = ("mean", "alone")
-    planned_options = ({"period": 10}, {"period": 50}, {"period": 50, "fragments": 4, "delay": 5})
+    planned_options = ({"period": 10}, {"period": 50}, {"period": 50, "delay": 5})
 
     def __init__(self, config: DiLoCoConfig, topology: Topology) -> None:
         super().__init__(config, topology)
