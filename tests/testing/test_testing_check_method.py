@@ -45,7 +45,7 @@ def test_a_method_is_given_by_name_class_or_function(method):
 
 def test_options_are_those_of_the_method():
     assert check_method(Gossip, only="exchanges", rate=3.0).outcome("exchanges") == "passed"
-    with pytest.raises(InputError, match="gossip has no option 'rat': expected some of .*rate"):
+    with pytest.raises(InputError, match=r"gossip has no option 'rat': expected some of .*rate"):
         check_method(Gossip, rat=3.0)
     with pytest.raises(InputError, match="--rate is -1"):
         check_method(Gossip, rate=-1)
