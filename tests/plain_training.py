@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 from unittest import mock
 
@@ -14,9 +15,10 @@ from torch import Tensor, nn
 
 from gossamer.config import Run, resolve
 from gossamer.effects import Update, yields
-from gossamer.methods import METHODS
+from gossamer.methods import METHODS, Method
 from gossamer.methods.contract import declared
 from gossamer.tasks import Batches, Task, partition
+from gossamer.testing.quadratic import DIM, quadratic, recording
 from gossamer.virtual.sim.cluster import Cluster
 from gossamer.virtual.simulation import SimulationResult, simulate
 
@@ -151,36 +153,14 @@ def precise_task(workers: int, seed: int = 0, dim: int = 3) -> Task:
     )
 
 
-class Recording(torch.optim.SGD):
-    """SGD with momentum that keeps account of all it has added to the parameters of all workers together."""
-
-    def __init__(self, params: Any, added: Tensor) -> None:
-        super().__init__(params, lr=0.05, momentum=0.9)
-        self.added = added
-
-    def step(self, closure: Any = None) -> None:
-        (parameter,) = self.param_groups[0]["params"]
-        before = parameter.detach().clone()
-        super().step()
-        self.added += parameter.detach() - before
-
-
 def recording_cluster(**values: Any) -> tuple[Cluster, Tensor]:
     """A cluster on the float64 quadratic, and the sum of everything its optimizers have added so far."""
-    task = precise_task(values["workers"], values.get("seed", 0))
-    added = torch.zeros_like(task.train[0][0])
-    (run,) = resolve(values, task=task, make_optimizer=lambda parameters: Recording(parameters, added))
+    task, added = quadratic(values["workers"], values.get("seed", 0)), torch.zeros(DIM, dtype=torch.float64)
+    make_optimizer = recording(partial(torch.optim.SGD, lr=0.05, momentum=0.9), added)
+    (run,) = resolve(values, task=task, make_optimizer=make_optimizer)
     return Cluster(run), added
 
 
-def kept_sum(workers: Any) -> Tensor:
-    """What averaging keeps: Σ_i x_i, by their weights if they have some (push-sum).
-
-    With a companion z = x̃ − x, the sum of ½(x_i + x̃_i), which is what A²CiD²'s flow between them keeps.
-    """
-    total = 0.0
-    for worker in workers:
-        total = total + worker.scalars.get("weight", 1.0) * worker.x
-        if "z" in worker.vectors:
-            total = total + 0.5 * worker.vector("z")
-    return total
+def kept_sum(method: Method, workers: Any) -> Tensor:
+    """The sum that only the workers' own updates move."""
+    return sum((method.conserved(worker) + 0.0 for worker in workers), start=torch.zeros(1, dtype=torch.float64))

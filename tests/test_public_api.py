@@ -28,6 +28,7 @@ PUBLIC = {
     "effects",
     "join",
     "simulate",
+    "testing",
 }
 
 

@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from gossamer import compress, effects
+    from gossamer import compress, effects, testing
     from gossamer.api import join, simulate
     from gossamer.compress import Compressor
     from gossamer.errors import InputError
@@ -41,6 +41,7 @@ __all__ = [
     "effects",
     "join",
     "simulate",
+    "testing",
 ]
 
 _EXPORTS = {
@@ -61,7 +62,7 @@ _MODULES = {name: module for module, names in _EXPORTS.items() for name in names
 
 def __getattr__(name: str) -> Any:
     """Load a public name when it is first used: ``import gossamer`` alone does not load torch."""
-    if name in ("compress", "effects"):
+    if name in ("compress", "effects", "testing"):
         return import_module(f"gossamer.{name}")
     if name not in _MODULES:
         raise AttributeError(f"module 'gossamer' has no attribute {name!r}")

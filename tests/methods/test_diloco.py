@@ -5,12 +5,12 @@ from itertools import pairwise
 
 import pytest
 import torch
-from any_order_world import AnyOrderWorld
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import InputError
 from gossamer.methods.diloco import DiLoCo, DiLoCoConfig, cut
+from gossamer.testing.any_order import AnyOrderWorld
 from gossamer.topology import build
 from gossamer.virtual.sim.cluster import Cluster
 from gossamer.virtual.simulation import simulate

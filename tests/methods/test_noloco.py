@@ -4,12 +4,12 @@ from functools import partial
 
 import pytest
 import torch
-from any_order_world import AnyOrderWorld
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.errors import InputError
 from gossamer.methods.noloco import NoLoCo, NoLoCoConfig
+from gossamer.testing.any_order import AnyOrderWorld
 from gossamer.topology import build
 from gossamer.virtual.sim.cluster import Cluster
 from gossamer.virtual.simulation import simulate

@@ -2,18 +2,18 @@
 
 import pytest
 import torch
-from any_order_world import AnyOrderWorld
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.config import resolve
-from gossamer.effects import Start, Ticket, Update, Wait
+from gossamer.effects import Start, Ticket, Update, Wait, yields
 from gossamer.errors import InputError
 from gossamer.methods import METHODS, Method, build
 from gossamer.methods.contract import check_declaration, declared
 from gossamer.methods.quasi_global import LAST, MOMENTUM, AveragingConfig, QuasiGlobal
 from gossamer.optim import AccumAdam
 from gossamer.settings import from_values
+from gossamer.testing.any_order import AnyOrderWorld
 from gossamer.topology import build as build_graph
 from gossamer.virtual.compute.rows import Row
 from gossamer.virtual.sim.cluster import Cluster
@@ -160,17 +160,18 @@ def test_in_any_order_the_momentum_follows_where_the_model_went(name, choices, g
     world = AnyOrderWorld(method, steps=6, choices=choices, seed=seed)
     for worker in world.workers:
         worker.optimizer_setting = lambda name, worker=worker: {"lr": lrs[worker.step % len(lrs)]}[name]
-    before = kept_sum(world.workers)
+    before = kept_sum(method, world.workers)
     world.run()
     world.finish()
     assert num_checked == 6 * workers
-    close(kept_sum(world.workers), before + world.added, 1e-12)
+    close(kept_sum(method, world.workers), before + world.added, 1e-12)
 
 
 def before_each_update(method, check):
     """Call ``check(worker, gradient)`` before every Update, with the gradient as it was before the step."""
     original = method.step
 
+    @yields(*declared(method, "step"))
     def step(worker):
         generator, plain, answer = original(worker), worker.gradient.clone(), None
         while True:
@@ -221,7 +222,7 @@ def test_everything_but_the_momentum_is_the_inner_method_s(name):
     inner = method.inner
     assert type(inner) is METHODS[name]
     assert type(method) is QuasiGlobal
-    own = {"step", "begin", "check_optimizer", "inner"}
+    own = {"step", "begin", "check_optimizer", "inner", "gives_up"}
     public = {attribute for attribute in {*dir(Method), *Method.__annotations__} if not attribute.startswith("_")}
     assert {"name", "summary", "shared", "background", "finish", "eval_point", "disagreement", "topology"} <= public | {
         "topology"

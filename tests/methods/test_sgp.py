@@ -4,13 +4,13 @@ from functools import partial
 
 import pytest
 import torch
-from any_order_world import AnyOrderWorld, Peer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gossamer.effects import Shifted, Start, Ticket, Update, Wait
 from gossamer.errors import InputError
 from gossamer.methods.sgp import SGP, SGPConfig
+from gossamer.testing.any_order import AnyOrderWorld, Peer
 from gossamer.topology import build
 from gossamer.virtual.simulation import simulate
 from plain_training import (

@@ -21,7 +21,7 @@ COMMANDS = {
     "probe": "Measure this cluster with real workers, and write the results into a cluster file.",
     "plan": "Predict what each method would do on a cluster, and recommend one.",
     "topology": "Print the constants of a topology, and draw it.",
-    "methods": "List the methods, or describe one of them.",
+    "methods": "List the methods, describe one of them, or check it.",
 }
 """Every command and its one-line help.
 

@@ -166,6 +166,7 @@ def _add_topology_options(parser: argparse.ArgumentParser) -> None:
 
 def _add_methods_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("name", nargs="?", help="a method to describe in full: a name, or path.py[:CLASS]")
+    parser.add_argument("--check", action="store_true", help="check that the method keeps its contract, in both worlds")
     _add_json(parser)
 
 

@@ -94,6 +94,10 @@ class A2CiD2(Method):
         self.advance(worker)
         yield from ()
 
+    def conserved(self, worker: Worker) -> Tensor:
+        """Return ½(x + x̃): what flows from ``z`` into ``x`` at different times does not cancel out of the sum of x."""
+        return worker.x + 0.5 * worker.vector("z")
+
     def disagreement(self) -> Disagreement:
         return Pairwise(self.topology, self.rate, self.eta, self.alpha_tilde)
 

@@ -78,7 +78,7 @@ class DiLoCo(Method):
     Config: ClassVar[type[MethodConfig]] = DiLoCoConfig
     shared: ClassVar[tuple[str, ...]] = ("anchor", "outer_momentum", "outer_steps")
     uses_topology = False
-    gives_up = ("mean",)
+    gives_up = ("mean", "alone")
     planned_options = ({"period": 10}, {"period": 50}, {"period": 50, "delay": 5})
 
     def __init__(self, config: DiLoCoConfig, topology: Topology) -> None:

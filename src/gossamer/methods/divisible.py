@@ -88,6 +88,8 @@ class Divisible(Method):
     preferred_optimizer = "adam"
     uses_topology = False
     sends_models = False
+    # It takes Adam's step itself, and not with the newest gradient alone.
+    gives_up = ("mean", "alone")
     planned_options = (
         {"period": 8, "ratio": 128.0},
         {"period": 32, "ratio": 128.0},

@@ -14,6 +14,7 @@ from gossamer.topology.disagreement import Disagreement
 from gossamer.worker import Worker
 
 if TYPE_CHECKING:
+    from torch import Tensor
     from torch.optim import Optimizer
 
 
@@ -103,6 +104,10 @@ class Method:
     def on_membership_change(self, worker: Worker) -> None:
         """Discard what was in flight among the old members. All members are at the same step when this is called."""
         worker.tickets.clear()
+
+    def conserved(self, worker: Worker) -> Tensor:
+        """Return this worker's part of the sum that only the workers' own updates move (``gossamer.testing``)."""
+        return worker.x
 
     def disagreement(self) -> Disagreement | None:
         """Return the model that predicts how far apart the workers will be, or None if there is none."""

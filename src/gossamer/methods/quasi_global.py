@@ -76,6 +76,7 @@ class QuasiGlobal(Method):
         for name in (Method.__annotations__.keys() | vars(Method).keys()) - own:
             if not name.startswith("_"):
                 setattr(self, name, getattr(inner, name))
+        self.gives_up = tuple(dict.fromkeys((*inner.gives_up, "alone")))  # type: ignore[misc]
         # A bound method cannot carry a declaration of its own.
         self.step = yields(*declared(inner, "step"), Update)(partial(self._step))
 

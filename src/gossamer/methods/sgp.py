@@ -34,7 +34,7 @@ Deviation: the graphs ``ring`` and ``pairs`` are ours.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
 
 from gossamer.effects import MethodGenerator, Shift, Start, Update, Wait, yields
 from gossamer.errors import InputError
@@ -44,6 +44,9 @@ from gossamer.settings import option
 from gossamer.topology import Topology
 from gossamer.vector_math import combine
 from gossamer.worker import Worker
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 GRAPHS = ("exponential", "ring", "pairs")
 
@@ -135,6 +138,10 @@ class SGP(Method):
         if "in_flight" in worker.scalars:
             worker.scalars["weight"] += worker.scalars.pop("in_flight")
         super().on_membership_change(worker)
+
+    def conserved(self, worker: Worker) -> Tensor:
+        """Return the numerator: the sum of all w·z moves only by updates."""
+        return worker.x * worker.scalars.get("weight", 1.0)
 
     @yields(Wait)
     def finish(self, worker: Worker) -> MethodGenerator:

@@ -1,4 +1,4 @@
-"""``gossamer methods``: list the methods, or describe one of them."""
+"""``gossamer methods``: list the methods, or describe one of them, or check it."""
 
 from __future__ import annotations
 
@@ -17,6 +17,8 @@ from gossamer.methods.loading import package_of, plugins
 
 
 def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
+    if parsed.check:
+        return _check(parsed)
     broken: dict[str, str] = {}
     sources = _all(broken) if parsed.name is None else [locate(parsed.name)]
     if parsed.json:
@@ -44,6 +46,23 @@ def _all(broken: dict[str, str]) -> list[Source]:
         except InputError as error:
             broken[name] = str(error)
     return sources
+
+
+def _check(parsed: argparse.Namespace) -> int:
+    """Check a method; return 1 if it does not pass."""
+    from gossamer.testing import MethodCheckError, check_method
+
+    if parsed.name is None:
+        raise InputError("--check needs a method: give its name, or its file as path.py")
+    try:
+        report = check_method(parsed.name, callback=None if parsed.json else lambda result: print(result, flush=True))
+    except MethodCheckError as error:
+        report = error.report
+    if parsed.json:
+        print_json({"method": report.method, "checks": [dataclasses.asdict(result) for result in report.results]})
+    else:
+        print(f"\n{report.explain()}")
+    return 1 if report.failures else 0
 
 
 def _document(source: Source) -> dict[str, Any]:

@@ -1,13 +1,15 @@
 """A world that answers effects in an order that ``choices`` determine: whatever a real network could do, and worse.
 
 Every answer reaches every worker at a moment of its own; gradients, exchanges and collectives interleave. A worker's
-optimizer adds a random displacement; the world keeps their sum.
+optimizer adds a random displacement; the world keeps their sum. It checks what a method yields, and that nothing
+changes while it is in flight.
 """
 
 from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,7 +22,6 @@ from gossamer.effects import (
     MethodGenerator,
     Pair,
     Shift,
-    Shifted,
     Start,
     Swap,
     Ticket,
@@ -28,17 +29,21 @@ from gossamer.effects import (
     Wait,
     WaitSteps,
 )
+from gossamer.errors import MethodError
 from gossamer.methods import Method
-from gossamer.methods.contract import check_effect
+from gossamer.methods.contract import check_declaration, check_effect, check_generator
+from gossamer.testing.collective import Collective, Contribution, describe_call, same
+from gossamer.testing.violations import Broken
 from gossamer.topology import Topology
 
 Action = Callable[[], None]
-Give = Callable[[Any], None]
-"""Called with an answer when it reaches the worker."""
+
+FAILED_SWAPS = 0.1
+"""The share of swaps that fail for both workers."""
 
 
 class Peer:
-    """A worker of this world."""
+    """A worker of this world (a ``gossamer.worker.Worker``)."""
 
     def __init__(self, rank: int, topology: Topology, seed: int, dim: int, x: Tensor) -> None:
         self.rank, self.topology, self.seed, self.num_workers = rank, topology, seed, topology.workers
@@ -48,50 +53,45 @@ class Peer:
         self.scalars: dict[str, float] = {}
         self.tickets: dict[str, Ticket] = {}
         self.vectors: dict[str, Tensor] = {}
-        self.offsets = tuple(range(dim + 1))
-        self.optimizer_state: dict[str, Tensor] = {}
         self.phase = "rest"  # then "computing", then "stepping"
         self.point = x.clone()
+        self._snapshot = x.clone()
+        self._optimizer_state: dict[str, Tensor] = {}
+
+    @property
+    def offsets(self) -> tuple[int, ...]:
+        # As many tensors as there can be, so that a method may cut anywhere.
+        return tuple(range(len(self.x) + 1))
 
     def vector(self, name: str, size: int | None = None) -> Tensor:
         return self.vectors.setdefault(name, self.x.new_zeros(len(self.x) if size is None else size))
 
     def optimizer_setting(self, name: str) -> Any:
-        return {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0}[name]
+        settings = {"lr": 0.1, "betas": (0.9, 0.99), "eps": 1e-8, "weight_decay": 0.0, "momentum": 0.0}
+        return settings.get(name, False)
 
     def read_optimizer_state(self, name: str) -> Tensor:
-        return self.optimizer_state.get(name, torch.zeros_like(self.x)).clone()
+        return self._optimizer_state.setdefault(name, torch.ones_like(self.x)).clone()
 
     def write_optimizer_state(self, name: str, value: Tensor) -> None:
-        self.optimizer_state[name] = value.clone()
+        self._optimizer_state[name] = value.clone()
 
     def snapshot(self, write: Any = None) -> Tensor:
-        sent = self.x.clone()
-        if write is not None:
-            write(self, sent)
-        return sent
+        if write is None:
+            self._snapshot.copy_(self.x)
+        else:
+            write(self, self._snapshot)
+        return self._snapshot
 
 
 class Coroutine:
-    def __init__(self, worker: Peer, part: str, generator: Any, ended: Action) -> None:
+    """One running generator of a worker's method."""
+
+    def __init__(self, worker: Peer, part: str, generator: MethodGenerator, ended: Action) -> None:
         self.worker, self.part, self.generator, self.ended = worker, part, generator, ended
-
-
-class Arrival:
-    """What a worker contributes to a collective, and how it gets the answer."""
-
-    def __init__(self, effect: Mean | Gather | Shift, give: Give) -> None:
-        self.effect, self.give = effect, give
-        self.sent = [tensor.clone() for tensor in sent_by(effect)]
-        self.is_answered = False
-
-    def check_unchanged(self) -> None:
-        for tensor, copy in zip(sent_by(self.effect), self.sent, strict=True):
-            assert torch.equal(tensor, copy), "a vector changed while it was in flight"
-
-
-class Deadlock(AssertionError):
-    """No action is possible, and some worker is not done."""
+        self.updated = False
+        self.waits_for = ""
+        """What it waits for, for people; empty while it waits for nothing but its turn."""
 
 
 class AnyOrderWorld:
@@ -106,6 +106,7 @@ class AnyOrderWorld:
         apart: bool = True,
         stepped: Callable[[Peer], None] = lambda worker: None,
     ) -> None:
+        check_declaration(method)
         self.method, self.steps, self.choices, self.stepped = method, steps, list(choices), stepped
         self.rest = random.Random(seed)
         self.numbers = torch.Generator().manual_seed(seed)
@@ -120,22 +121,28 @@ class AnyOrderWorld:
         self.deliveries: list[Action] = []
         self.sleeping: list[tuple[int, Coroutine]] = []
         self.waiting: dict[Ticket, Coroutine] = {}
-        self.collectives: dict[Any, dict[int, Arrival]] = {}
+        self.collectives: dict[Any, Collective] = {}
         self.last_rounds: dict[tuple[int, str], int] = {}
+        """By rank and topic."""
+        self.answers: dict[tuple[int, str], tuple[Tensor, Tensor]] = {}
+        """The newest mean that a worker got in each topic, and a copy of it."""
         self.ready: dict[int, Coroutine] = {}
         self.paired: dict[int, int] = {}
         """Each worker that has a peer and has not swapped with it."""
-        self.swaps: dict[tuple[int, int], tuple[Swap, Give]] = {}
+        self.swaps: dict[tuple[int, int], Contribution] = {}
+        self.running: list[Coroutine] = []
         self.num_exchanges = self.num_means = 0
         self.ending = False
         """Messages in flight still arrive, but background parts start nothing new."""
         for worker in self.workers:
             method.begin(worker)
             if method.background is not None:
-                self.resume(Coroutine(worker, "background", method.background(worker), lambda: None), None)
+                self.run_part(worker, "background", lambda: None)
 
     def draw(self, dim: int) -> Tensor:
         return torch.randn(dim, generator=self.numbers, dtype=torch.float64)
+
+    # Running
 
     def run(self) -> None:
         """Run until every worker has done its steps and every message in flight has arrived."""
@@ -147,18 +154,18 @@ class AnyOrderWorld:
         self.ending = False
 
     def finish(self) -> None:
+        self.running = [coroutine for coroutine in self.running if coroutine.part != "background"]
         if self.method.finish is None:
             return
         unfinished = set(range(len(self.workers)))
         for worker in self.workers:
-            ended = lambda rank=worker.rank: unfinished.discard(rank)  # noqa: E731
-            self.resume(Coroutine(worker, "finish", self.method.finish(worker), ended), None)
+            self.run_part(worker, "finish", partial(unfinished.discard, worker.rank))
         while unfinished:
             self.act(self.deliveries[:])
 
     def act(self, possible: list[Action]) -> None:
         if not possible:
-            raise Deadlock(f"workers have done {[worker.step for worker in self.workers]} of {self.steps} steps")
+            raise Broken("collectives", self.describe_deadlock())
         choice = self.choices.pop(0) if self.choices else self.rest.randrange(1 << 16)
         action = possible[choice % len(possible)]
         if action in self.deliveries:
@@ -171,17 +178,25 @@ class AnyOrderWorld:
         actions = self.deliveries[:]
         for worker in self.workers:
             if worker.phase == "rest" and worker.step < self.steps:
-                actions.append(lambda worker=worker: self.begin(worker))
+                actions.append(partial(self.begin, worker))
             elif worker.phase == "computing":
-                actions.append(lambda worker=worker: self.end(worker))
+                actions.append(partial(self.end, worker))
         for due, coroutine in self.sleeping:
             if coroutine.worker.step >= due:
-                actions.append(lambda pair=(due, coroutine): self.wake(*pair))
+                actions.append(partial(self.wake, due, coroutine))
         for a in self.ready:
             for b in self.ready:
                 if a < b and b in self.method.topology.neighbours(a):
-                    actions.append(lambda a=a, b=b: self.pair(a, b))
+                    actions.append(partial(self.pair, a, b))
         return actions
+
+    def describe_deadlock(self) -> str:
+        waits = sorted(
+            f"worker {coroutine.worker.rank} waits in {coroutine.part} for {coroutine.waits_for}"
+            for coroutine in self.running
+            if coroutine.waits_for
+        )
+        return "nobody can go on: " + "; ".join(waits or ["all workers wait"])
 
     # Actions
 
@@ -193,8 +208,7 @@ class AnyOrderWorld:
     def end(self, worker: Peer) -> None:
         worker.phase = "stepping"
         worker.gradient.copy_(0.3 * worker.point + self.draw(len(worker.x)))
-        generator = only_update() if self.method.step is None else self.method.step(worker)
-        self.resume(Coroutine(worker, "step", generator, lambda: self.end_step(worker)), None)
+        self.run_part(worker, "step", lambda: self.end_step(worker))
 
     def end_step(self, worker: Peer) -> None:
         self.stepped(worker)
@@ -213,24 +227,37 @@ class AnyOrderWorld:
 
     # Effects
 
+    def run_part(self, worker: Peer, part: str, ended: Action) -> None:
+        generator = getattr(self.method, part)
+        started = only_update() if generator is None else check_generator(self.method, part, generator(worker))
+        coroutine = Coroutine(worker, part, started, ended)
+        self.running.append(coroutine)
+        self.resume(coroutine, None)
+
     def resume(self, coroutine: Coroutine, answer: Any) -> None:
+        worker, coroutine.waits_for = coroutine.worker, ""
         while True:
             try:
                 effect = coroutine.generator.send(answer)
             except StopIteration:
+                self.check_answers(worker)
+                self.running.remove(coroutine)
                 coroutine.ended()
                 return
-            answer = None
-            worker = coroutine.worker
-            if hasattr(getattr(self.method, coroutine.part), "yields"):  # a part that a test put there has none
+            self.check_answers(worker)
+            if getattr(self.method, coroutine.part) is not None:
                 check_effect(self.method, coroutine.part, effect)
+            answer = None
             if isinstance(effect, Update):
+                if coroutine.updated:
+                    raise MethodError(f"step of method {self.method.name} yielded Update twice: expected one per step")
+                coroutine.updated = True
                 displacement = self.draw(len(worker.x))
                 worker.x.add_(displacement)
                 self.added += displacement
             elif isinstance(effect, Start):
-                answer = ticket = Ticket(effect.effect)
-                self.communicate(worker, effect.effect, lambda given, ticket=ticket: self.fulfil(ticket, given))
+                answer = ticket = Ticket(effect.effect, since_step=worker.step)
+                self.send(worker, effect.effect, partial(self.fulfil, ticket))
             elif isinstance(effect, Wait) and effect.ticket.done:
                 answer = effect.ticket.answer
             elif isinstance(effect, WaitSteps) and effect.count <= 0:
@@ -242,98 +269,82 @@ class AnyOrderWorld:
     def block(self, coroutine: Coroutine, effect: Any) -> None:
         worker = coroutine.worker
         if isinstance(effect, Wait):
+            coroutine.waits_for = describe_call(effect.ticket.effect)
             self.waiting[effect.ticket] = coroutine
         elif isinstance(effect, WaitSteps):
             self.sleeping.append((worker.step + effect.count, coroutine))
         elif isinstance(effect, Pair):
-            assert worker.rank not in self.paired, "a worker pairs again before it has swapped"
+            if worker.rank in self.paired:
+                raise Broken("effects", f"worker {worker.rank} yields Pair again before it has swapped with its peer")
             self.ready[worker.rank] = coroutine
         else:
-            self.communicate(worker, effect, lambda given: self.resume(coroutine, given))
+            coroutine.waits_for = describe_call(effect)
+            self.send(worker, effect, partial(self.resume, coroutine))
+
+    def send(self, worker: Peer, effect: Mean | Gather | Shift | Swap, give: Callable[[Any], None]) -> None:
+        if isinstance(effect, Swap):
+            self.swap(worker, effect, give)
+        else:
+            self.arrive(worker, effect, give)
 
     def fulfil(self, ticket: Ticket, answer: Any) -> None:
         ticket.done, ticket.answer = True, answer
         if ticket in self.waiting:
             self.resume(self.waiting.pop(ticket), answer)
 
-    def communicate(self, worker: Peer, effect: Mean | Gather | Shift | Swap, give: Give) -> None:
-        if isinstance(effect, Swap):
-            self.swap(worker, effect, give)
-        else:
-            self.arrive(worker, effect, give)
-
-    def arrive(self, worker: Peer, effect: Mean | Gather | Shift, give: Give) -> None:
-        group = None if isinstance(effect, Shift) else effect.group
-        members = tuple(range(len(self.workers))) if group is None else group
-        assert worker.rank in members
-        last = self.last_rounds.get((worker.rank, effect.topic), -1)
-        assert effect.round > last, f"round {effect.round} of {effect.topic!r} after round {last}"
+    def arrive(self, worker: Peer, effect: Mean | Gather | Shift, give: Callable[[Any], None]) -> None:
+        last = self.last_rounds.get((worker.rank, effect.topic))
+        if last is not None and effect.round <= last:
+            raise Broken(
+                "collectives",
+                f"worker {worker.rank} takes part in {describe_call(effect)} after round {last}: "
+                "expected ascending rounds within a topic",
+            )
         self.last_rounds[worker.rank, effect.topic] = effect.round
-        arrived = self.collectives.setdefault((type(effect), effect.topic, effect.round, group), {})
-        arrived[worker.rank] = Arrival(effect, give)
+        group = getattr(effect, "group", None)
+        key = (type(effect), effect.topic, effect.round, group)
+        if key not in self.collectives:
+            self.collectives[key] = Collective(tuple(range(len(self.workers))) if group is None else group)
+        collective = self.collectives[key]
+        collective.add(worker.rank, Contribution(effect, give))
         if self.ending:
             return
-        if isinstance(effect, Shift):
-            self.shift(arrived)
-        elif len(arrived) == len(members):
-            self.num_means += 1
-            for arrival in arrived.values():
-                arrival.check_unchanged()
-            answer = answer_to([arrived[rank] for rank in members])
-            for rank in members:
-                self.deliveries.append(lambda give=arrived[rank].give: give(answer))
+        self.num_means += collective.complete
+        for rank, contribution, answer in collective.new_answers():
+            self.deliveries.append(partial(self.deliver, rank, contribution, answer))
 
-    def shift(self, arrived: dict[int, Arrival]) -> None:
-        """Answer the workers whose two peers have arrived."""
-        for rank, arrival in arrived.items():
-            shift = arrival.effect
-            if arrival.is_answered or shift.to not in arrived or shift.source not in arrived:
-                continue
-            source = arrived[shift.source]
-            assert source.effect.to == rank, "source is not the inverse of to"
-            assert arrived[shift.to].effect.source == rank, "source is not the inverse of to"
-            arrival.is_answered = True
-            self.num_exchanges += shift.to != rank
-            arrival.check_unchanged()
-            answer = Shifted(source.sent[0].clone(), source.effect.scalars, True)
-            self.deliveries.append(lambda give=arrival.give, answer=answer: give(answer))
+    def deliver(self, rank: int, contribution: Contribution, answer: Any) -> None:
+        contribution.check_unchanged(rank)
+        if isinstance(contribution.effect, Mean):
+            mean = answer[0] if isinstance(answer, tuple) else answer
+            self.answers[rank, contribution.effect.topic] = (mean, mean.clone())
+        contribution.give(answer)
 
-    def swap(self, worker: Peer, swap: Swap, give: Give) -> None:
+    def check_answers(self, worker: Peer) -> None:
+        for (rank, topic), (mean, copy) in self.answers.items():
+            if rank == worker.rank and not same(mean, copy):
+                raise Broken(
+                    "in_flight",
+                    f"worker {rank} wrote to the mean that it got in topic {topic!r}: it is read-only; clone it first",
+                )
+
+    def swap(self, worker: Peer, swap: Swap, give: Callable[[Any], None]) -> None:
         rank, peer = worker.rank, swap.peer
-        assert self.paired.pop(rank, None) == peer, "a worker swaps with another than its peer"
+        if self.paired.pop(rank, None) != peer:
+            raise Broken("effects", f"worker {rank} yields Swap with worker {peer}, which is not the peer of its Pair")
+        sent = Contribution(swap, give)
         other = self.swaps.pop((peer, rank), None)
         if other is None:
-            self.swaps[rank, peer] = (swap, give)
+            self.swaps[rank, peer] = sent
             return
         self.num_exchanges += 1
-        theirs, give_theirs = other
-        # Now and then the exchange fails for both.
-        failed = self.rest.random() < 0.1
-        for give_one, received in ((give, theirs), (give_theirs, swap)):
-            vector = received.vector.clone()
-            answer = None if failed else (vector, received.scalars) if received.scalars else vector
-            self.deliveries.append(lambda give_one=give_one, answer=answer: give_one(answer))
-
-
-def answer_to(arrivals: list[Arrival]) -> Any:
-    """Return the answer to a mean or a gather."""
-    if isinstance(arrivals[0].effect, Gather):
-        return [tuple(arrival.sent) for arrival in arrivals]
-    means = [arrival.effect for arrival in arrivals]
-    weights = torch.tensor([mean.weight for mean in means], dtype=torch.float64)
-    shares = weights / (weights.sum() or 1.0)
-    vectors = torch.stack([arrival.sent[0] for arrival in arrivals])
-    # Equal weights: the plain mean, as everywhere.
-    mean = vectors.mean(0) if bool((weights == 1.0).all()) else shares @ vectors
-    if not means[0].scalars:
-        return mean
-    scalars = torch.tensor([mean.scalars for mean in means], dtype=torch.float64)
-    return mean, tuple((shares @ scalars).tolist())
+        failed = self.rest.random() < FAILED_SWAPS
+        for receiver, own, received in ((rank, sent, other), (peer, other, sent)):
+            answer: Any = None if failed else received.copies[0].clone()
+            if answer is not None and swap.scalars:
+                answer = (answer, received.effect.scalars)
+            self.deliveries.append(partial(self.deliver, receiver, own, answer))
 
 
 def only_update() -> MethodGenerator:
     yield Update()
-
-
-def sent_by(effect: Mean | Gather | Shift) -> tuple[Tensor, ...]:
-    return effect.tensors if isinstance(effect, Gather) else (effect.vector,)
