@@ -59,14 +59,13 @@ def average_on_a_ring(codec, exchanges, goal=0.0, workers=16, dim=300):
     mean = x.double().mean(0)
     links = [wire.Links(codec, seed=0, rank=rank) for rank in range(workers)]
     begin = float((x - x.mean(0)).norm())
-    for count in range(exchanges):
-        left = float((x - x.mean(0)).norm()) / begin
-        if left < goal:
-            break
+    left, count = 1.0, 0
+    while left >= goal and count < exchanges:
         i = int(torch.randint(workers, (1,), generator=generator))
         j = (i + 1) % workers
         one, two, _ = exchange((links[i].to(j), links[j].to(i)), x[i], x[j])
         x[i], x[j] = x[i] + (one - x[i]) / 2, x[j] + (two - x[j]) / 2
+        left, count = float((x - x.mean(0)).norm()) / begin, count + 1
     return left, count, float((x.double().mean(0) - mean).abs().max())
 
 
@@ -152,7 +151,7 @@ def test_a_distance_that_jumps_voids_that_block_and_recovers(name, jump):
 
 def test_int8_recovers_from_anything_in_a_few_exchanges():
     links, base = pair("int8"), random(3000)
-    for count in range(300):
+    for _ in range(300):
         exchange(links, torch.zeros(3000), torch.zeros(3000))
     voids = [exchange(links, base, 1e3 * random(3000, seed=1))[2] for _ in range(12)]
     assert sum(void > 0 for void in voids) <= 8

@@ -134,7 +134,7 @@ def test_weights(way, name):
 @pytest.mark.parametrize("name", CODECS)
 def test_a_block_out_of_reach_is_void_for_all(way, name):
     links = make_links(name, 3)
-    for count in range(60):
+    for _ in range(60):
         answers(way, links, near(3, 3 * BLOCK, 1e-5, seed=0))
     vectors = near(3, 3 * BLOCK, 1e-5, seed=0)
     vectors[1][2 * BLOCK :] += 0.5
@@ -154,7 +154,7 @@ def test_a_block_out_of_reach_is_void_for_all(way, name):
 @pytest.mark.parametrize("name", CODECS)
 def test_with_same_a_void_mean_is_repeated_for_any_receiver(way, name):
     links = make_links(name, 3)
-    for count in range(60):
+    for _ in range(60):
         answers(way, links, near(3, 3000, 1e-5, seed=0), same=True)
     vectors = near(3, 3000, 1e-5, seed=0)
     vectors[1] += 100
