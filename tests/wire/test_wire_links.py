@@ -238,14 +238,17 @@ def test_a_new_edge_expects_what_the_latest_exchange_was_like(name):
 @pytest.mark.parametrize("name", CODECS)
 def test_links_go_on_from_a_checkpoint(name):
     codec, base = wire.find(name), random(3000)
-    links = [wire.Links(codec, seed=0, rank=rank) for rank in range(2)]
-    for seed in range(5):
-        exchange((links[0].to(1), links[1].to(0)), base, base + 1e-3 * random(3000, seed))
-    restored = [wire.Links(codec, seed=0, rank=rank) for rank in range(2)]
-    for old, new in zip(links, restored, strict=True):
-        new.load_state_dict(old.state_dict())
-    last = base + 1e-3 * random(3000, seed=9)
-    expected = exchange((links[0].to(1), links[1].to(0)), base, last)
-    assert torch.equal(exchange((restored[0].to(1), restored[1].to(0)), base, last)[0], expected[0])
-    links[0].forget(1)
-    assert links[0].to(1).count == 0
+    old = [wire.Links(codec, seed=0, rank=rank) for rank in range(3)]
+    new = [wire.Links(codec, seed=0, rank=rank) for rank in range(3)]
+
+    def exchanges(links, count, seed):
+        for at, (i, j) in enumerate(((0, 1), (1, 2), (2, 0), (0, 1), (0, 2), (1, 0)) * count):
+            x, y = base, base + 10.0 ** -(1 + at % 4) * random(3000, seed + at)
+            yield exchange((links[i].to(j), links[j].to(i)), x, y)[0]
+
+    list(exchanges(old, 3, seed=0))
+    for each, restored in zip(old, new, strict=True):
+        restored.load_state_dict(each.state_dict())
+    assert all(map(torch.equal, exchanges(old, 2, seed=50), exchanges(new, 2, seed=50)))
+    old[0].forget(1)
+    assert old[0].to(1).count == 0
