@@ -1,11 +1,11 @@
 """BFloat16: two bytes per element.
 
 A receiver about which nothing is known gets bfloat16: the upper half of float32, rounded at random to one of the two
-neighbours such that it is right on average. Bfloat16 has 8 significant bits. Two workers that are closer than that, as
-they are soon after they have begun to average, could not come closer by such messages, with any rounding: each would
-add noise of 1/1000 of the weights. So once the distance is known, the same two bytes carry the 16 bits in which the two
-may differ (``gossamer.wire.lattice``): with 64-fold headroom the step is at most 1/256 of the largest distance in the
-block. A message that cannot be decoded is followed by one in bfloat16, which always can.
+neighbours such that it is right on average. Bfloat16 has 8 significant bits. Two workers that are closer than that
+could not come closer by such messages: rounded to the nearest, both would send the same numbers; rounded at random,
+each message would add noise of that size. So once the distance is known, the same two bytes carry the 16 bits in which
+the two may differ (``gossamer.wire.lattice``). With 64-fold headroom the step is between 1/512 and 1/256 of the largest
+distance in the block.
 """
 
 from __future__ import annotations

@@ -61,8 +61,10 @@ BLOCK = 1024
 SEGMENT = 1 << 16
 """Elements that a CPU works on at a time: so few that intermediate results stay in a core's cache."""
 
-CUDA_SEGMENTS = 128
-"""Segments that a GPU works on at a time."""
+
+def segments_at_a_time(device: torch.device) -> int:
+    """Return how many segments are worked on together: many on a GPU, where every call costs time."""
+    return 1 if device.type == "cpu" else 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ class Part:
 
 def parts(vector: Tensor) -> Iterator[Part]:
     """Yield the parts of a vector, in order."""
-    length, step = len(vector), SEGMENT if vector.device.type == "cpu" else SEGMENT * CUDA_SEGMENTS
+    length, step = len(vector), SEGMENT * segments_at_a_time(vector.device)
     whole = length - length % SEGMENT
     for start in range(0, whole, step):
         yield Part(start // SEGMENT, start, min(start + step, whole))

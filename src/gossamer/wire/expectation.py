@@ -9,7 +9,7 @@ from torch import Tensor
 
 from gossamer.wire.codec import Codec, num_blocks
 
-DECAY = 0.9
+DECAY = 0.8
 """An earlier distance counts less by this factor at each observation."""
 
 GROWTH = 4.0

@@ -1,9 +1,7 @@
-"""Int8: one byte per element (``gossamer.wire.lattice``).
+"""Int8: one byte per element, the 8 bits in which two workers may differ (``gossamer.wire.lattice``).
 
-A receiver about which nothing is known gets multiples of a step between 1/63 and 1/125 of the block's largest element.
-Once the distance of the two workers is known, the byte carries the 8 bits in which they may differ: with four-fold
-headroom the step is between 1/31 and 1/15 of the largest distance in the block. So what rounding adds to an exchange is
-small beside what the two workers differ by, whatever the size of their weights.
+With 3-fold headroom the step is between 1/42 and 1/21 of the largest distance in the block. So what rounding adds to an
+exchange is small beside what the two workers differ by, whatever the size of their weights.
 """
 
 from __future__ import annotations
@@ -34,8 +32,8 @@ class Int8:
     def first_reach(self, vector: Tensor) -> Tensor:
         """Guess that models which started alike differ by up to an eighth of a block's largest element.
 
-        Where a block is still zero on one of them: by a 64th of the model's root mean square. If that is not enough,
-        the exchange is void and the next has more reach. A larger guess would add noise to trained models.
+        Where a block is still zero on one of them: by a 64th of the model's root mean square. Where that is not enough,
+        a block is void, and the next message has more reach. A larger guess would add noise to trained models.
         """
         rms = torch.linalg.vector_norm(vector, dtype=torch.float64) / max(len(vector), 1) ** 0.5
         return torch.maximum(block_max(vector, BLOCK) / 8, rms.float() / 64).nan_to_num_(0.0, 0.0, 0.0)

@@ -141,7 +141,7 @@ def _choose_steps(largest: Tensor, reach: Tensor | None, bits: int, dtype: torch
     if reach is None:
         log2, absolute = own.clamp(MIN_LOG2, MAX_LOG2), torch.ones_like(own)
     else:
-        spacing = own + (bits - 1 - (53 if dtype == torch.float64 else 24))
+        spacing = log2_above(largest) - (53 if dtype == torch.float64 else 24)
         relative = torch.maximum(log2_above(reach / limit), spacing)
         log2, absolute = torch.minimum(own, relative).clamp_(MIN_LOG2, MAX_LOG2), (own <= relative).int()
     return log2.masked_fill_(own == 129, NOT_FINITE), absolute

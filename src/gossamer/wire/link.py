@@ -53,7 +53,10 @@ class Link:
         self._seen: Tensor | None = None
 
     def encode(self, vector: Tensor, out: Tensor, message: Tensor | None = None) -> Tensor:
-        """Return the message for ``vector``, in ``message`` if given, and write into ``out`` what it loses."""
+        """Return the message for ``vector``, and write into ``out`` what it loses.
+
+        It is written into ``message`` if that is given: uint8, ``message_bytes`` long.
+        """
         size = self.codec.size_bytes(len(vector))
         if message is None:
             message = torch.empty(message_bytes(self.codec, len(vector)), dtype=torch.uint8, device=vector.device)
@@ -109,19 +112,18 @@ class Links:
         return link
 
     def forget(self, peer: int) -> None:
-        """Expect nothing of worker ``peer``: it starts anew, or takes over another state."""
-        self._links.pop(peer, None)
+        """Expect nothing of worker ``peer``, for instance because it takes over another state."""
+        if self._links.pop(peer, None) is self._latest:
+            self._latest = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint needs, by peer: counts and tensors."""
-        return {
-            str(peer): {"count": link.count, "expectation": link.expectation.state_dict()}
-            for peer, link in self._links.items()
-        }
+        """Return what a checkpoint needs: counts and tensors by peer, the latest peer last."""
+        links = sorted(self._links.items(), key=lambda item: item[1] is self._latest)
+        return {str(peer): {"count": link.count, **link.expectation.state_dict()} for peer, link in links}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._links, self._latest = {}, None
         for peer, saved in state.items():
             link = self.to(int(peer))
             link.count = saved["count"]
-            link.expectation.load_state_dict(saved["expectation"])
+            link.expectation.load_state_dict(saved)

@@ -184,15 +184,17 @@ class MeanLink:
 
     def reach(self, part: Tensor, layout: Layout, owner: int) -> Tensor | None:
         """Return the reach for a message to the owner of a chunk."""
-        expectation = self.expectations.setdefault((layout, owner), Expectation(self.codec))
-        return None if self.repeating else expectation.reach(part)
+        return None if self.repeating else self._expectation(layout, owner).reach(part)
 
     def observe(self, stored: Tensor, part: Tensor, layout: Layout, owner: int) -> None:
         """Learn how far members were from the owner of a chunk."""
-        expectation, void = self.expectations[layout, owner], stored == VOID
+        expectation, void = self._expectation(layout, owner), stored == VOID
         expectation.observe(torch.where(void, torch.inf, power_of_two(stored.int())))
         if bool(void.any()):
             expectation.grow(void, part)
+
+    def _expectation(self, layout: Layout, owner: int) -> Expectation:
+        return self.expectations.setdefault((layout, owner), Expectation(self.codec))
 
     def _distances(self, message: Tensor, part: Tensor) -> Tensor:
         """Return the log2 of the distance of each block, a view of an owner's message."""
@@ -235,12 +237,16 @@ def encode_mean(
     for each in seen:
         torch.maximum(farthest, each.nan_to_num(0.0, posinf=torch.inf), out=farthest)
     void = farthest == torch.inf
-    copy_blocks(mean, own, void, codec.block)
+    if bool(void.any()):
+        # Beside an element of the owner that is not finite nothing can be decoded: then all members are to see it.
+        void &= torch.isfinite(block_max(own, codec.block))
+        copy_blocks(mean, own, void, codec.block)
     if feedback is not None:
         mean.add_(feedback)
     lost = torch.empty_like(mean)
     to_mean = block_max(mean - own, codec.block).nan_to_num_(0.0, 0.0)
-    codec.encode(mean, farthest.masked_fill(void, 0.0) + to_mean, seed, message, lost)
+    farthest.nan_to_num_(posinf=0.0)
+    codec.encode(mean, farthest + to_mean, seed, message, lost)
     stored.copy_(log2_above(farthest).clamp_(MIN_LOG2, MAX_LOG2).masked_fill_(void, VOID))
     if bool(void.any()):
         copy_blocks(lost, torch.zeros_like(lost) if feedback is None else feedback, void, codec.block)
