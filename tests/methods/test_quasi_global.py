@@ -1,5 +1,7 @@
 """Quasi-global momentum: known answers, the formula in any interleaving, and what it leaves to the inner method."""
 
+import math
+
 import pytest
 import torch
 from any_order_world import AnyOrderWorld
@@ -11,7 +13,7 @@ from gossamer.effects import Start, Ticket, Update, Wait
 from gossamer.errors import InputError
 from gossamer.methods import METHODS, Method, build
 from gossamer.methods.contract import check_declaration, declared
-from gossamer.methods.quasi_global import LAST, MOMENTUM, AveragingConfig, QuasiGlobal
+from gossamer.methods.quasi_global import LAST, MOMENTUM, AveragingConfig, QuasiGlobal, longest_period
 from gossamer.optim import AccumAdam
 from gossamer.settings import from_values
 from gossamer.topology import build as build_graph
@@ -201,6 +203,36 @@ def test_small_moves_of_a_large_model_survive_in_float32(name):
         worker.x += move
 
 
+@pytest.mark.parametrize("beta", [0.6, 0.8, 0.9])
+def test_averages_that_are_too_rare_drive_the_workers_apart(beta, monkeypatch):
+    """Without gradients: at the longest period the distance shrinks from average to average, at the next it grows."""
+    longest = int(longest_period(beta))
+    monkeypatch.setattr(AveragingConfig, "check_period", lambda self, period: None)
+
+    def growth(period):
+        method = make("localsgd", "complete", 3, quasi_global=beta, period=period)
+        world = AnyOrderWorld(method, steps=1, choices=[])
+        workers, distances = world.workers, []
+        for step in range(40 * period):
+            running = [method.step(worker) for worker in workers]
+            for worker, each in zip(workers, running, strict=True):
+                worker.gradient.zero_()
+                assert isinstance(next(each), Update)
+                worker.x -= 0.1 * worker.gradient
+                worker.step = step
+            if (step + 1) % period == 0:
+                distances.append(float(torch.stack([worker.x for worker in workers]).std(0).norm()))
+            mean = torch.stack([worker.x for worker in workers]).mean(0)
+            for each in running:
+                if next(each, None) is not None:
+                    with pytest.raises(StopIteration):
+                        each.send(mean)
+        return distances[-1] / distances[9]
+
+    assert growth(longest) < 1 < growth(longest + 1)
+    assert longest_period(0.5) == math.inf
+
+
 # The effect
 
 
@@ -356,6 +388,8 @@ def test_the_optimizer_s_momentum_is_0_by_default():
         ({"quasi_global": 1.0}, "--quasi-global is 1.0: expected less than 1"),
         ({"quasi_global": -0.1}, "--quasi-global is -0.1: expected 0 or more"),
         ({"method": "allreduce", "quasi_global": 0.9}, "--quasi-global does not apply to allreduce"),
+        ({"method": "localsgd", "quasi_global": 0.9, "period": 23}, "--period is 23: .* expected 22 or less"),
+        ({"method": "lasgd", "quasi_global": 0.8, "period": 13}, "--period is 13: .* expected 12 or less"),
     ],
 )
 def test_a_setting_that_does_not_fit_is_refused(values, message):

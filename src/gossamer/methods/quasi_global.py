@@ -20,6 +20,8 @@ Adam does; AdamW's decay is not a part of the move):
 With one worker and SGD it is ``m_{t+1} = β(2−β) m_t + (1−β) g_t``: quasi-hyperbolic momentum with the decay β(2−β), the
 weight ν = 1/(2−β) on the momentum and the learning rate lr/(1−β).
 
+Exchanges that are rare compared with the momentum's memory of 1/(1−β)² steps are overdone: see ``longest_period``.
+
 What travels: nothing more. Extra memory: two vectors, three if the method has an ``eval_point``.
 
 Reference: Lin, Karimireddy, Stich, Jaggi, "Quasi-global momentum: accelerating decentralized deep learning on
@@ -29,6 +31,7 @@ this worker, whatever has been exchanged; the form for Adam is ours.
 
 from __future__ import annotations
 
+import math
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -64,6 +67,25 @@ class AveragingConfig(MethodConfig):
         super().__post_init__()
         if self.quasi_global >= 1:
             raise InputError(f"--quasi-global is {self.quasi_global}: expected less than 1, such as 0.9")
+
+    def check_period(self, period: int) -> None:
+        """Raise ``InputError`` if workers that average exactly every ``period`` steps would drift apart."""
+        longest = longest_period(self.quasi_global)
+        if period > longest:
+            raise InputError(
+                f"--period is {period}: with --quasi-global {self.quasi_global} workers drift apart if they average so "
+                f"rarely; expected {longest:.0f} or less, or a smaller --quasi-global"
+            )
+
+
+def longest_period(beta: float) -> float:
+    """Return the largest number of steps between two exact averages for which the workers stay together.
+
+    An average moves a worker by −y, and the momentum goes on in that direction: until the next average H steps later it
+    has taken the worker β/(1−β) · (1 − a^H) · y further, with a = β(2−β). The drift shrinks from one average to the
+    next if a^H > 2β − 1.
+    """
+    return math.inf if beta <= 0.5 else float(math.ceil(math.log(2 * beta - 1) / math.log(beta * (2 - beta))) - 1)
 
 
 class QuasiGlobal(Method):
