@@ -305,7 +305,7 @@ def test_a_step_that_is_abandoned_changes_no_momentum():
 
 
 @pytest.mark.parametrize(
-    ("name", "alone"), [("a2cid2", {"rate": 1e-9}), ("lasgd", {"period": 1000}), ("localsgd", {"period": 1000})]
+    ("name", "alone"), [("a2cid2", {"rate": 1e-9}), ("lasgd", {"period": 20}), ("localsgd", {"period": 20})]
 )
 def test_a_worker_that_joins_begins_without_momentum_at_its_own_model(name, alone):
     """No worker averages within these steps, so a worker's model moves by its own steps only."""
