@@ -75,17 +75,19 @@ def test_one_worker_has_quasi_hyperbolic_momentum(name, beta, schedule):
 
 
 def quasi_global_adam(x, gradient, lrs, betas, eps=1e-8, decay=0.0, decoupled=False, mu=BETA):
-    """The same for Adam. m is the mean of the bias-corrected directions u, not taken from the moves."""
+    """The same for Adam: its first moment is the mean of its bias-corrected directions u, not taken from the moves."""
     beta1, beta2 = betas
-    m, v = torch.zeros_like(x), torch.zeros_like(x)
+    m, v, first, weight = torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(x), 0.0
     for done, lr in enumerate(lrs):
         g = gradient(x, done) + (0.0 if decoupled else decay) * x
-        weight = (1 - beta1**done) / (1 - mu**done) if done else 0.0
-        u = (beta1 * weight * m + (1 - beta1) * g) / (1 - beta1 ** (done + 1))
-        v = beta2 * v + (1 - beta2) * g**2
+        if weight:
+            first = m / weight * (1 - beta1**done)
+        first, v = beta1 * first + (1 - beta1) * g, beta2 * v + (1 - beta2) * g**2
+        u = first / (1 - beta1 ** (done + 1))
         shrunk = x * (1 - lr * decay) if decoupled else x
         x = shrunk - lr * u / ((v / (1 - beta2 ** (done + 1))).sqrt() + eps)
-        m = mu * m + (1 - mu) * u
+        if lr:
+            m, weight = mu * m + (1 - mu) * u, mu * weight + 1 - mu
         yield x
 
 
@@ -105,11 +107,11 @@ def test_with_adam_one_worker_averages_the_directions(name, make_optimizer, sett
         {"method": name, "workers": 1, "topology": "complete", **ON, **INSTANT},
         task=task,
         make_optimizer=lambda parameters: make_optimizer(parameters, lr=0.02, **settings),
-        schedule=lambda step: 1 + step % 3,
+        schedule=lambda step: float(step % 4),
     )
     cluster = Cluster(run)
     start, b = torch.zeros(3, dtype=torch.float64), task.train[0][0]
-    lrs = [0.02 * (1 + step % 3) for step in range(30)]
+    lrs = [0.02 * (step % 4) for step in range(30)]
     options = {"betas": settings.get("betas", (0.9, 0.999)), "eps": settings.get("eps", 1e-8)}
     options |= {"decay": settings.get("weight_decay", 0.0), "decoupled": make_optimizer is torch.optim.AdamW}
     for step, expected in enumerate(quasi_global_adam(start, lambda x, step: x - b, lrs, **options)):
