@@ -1,5 +1,7 @@
 """Quasi-global momentum: known answers, the formula in any interleaving, and what it leaves to the inner method."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -10,7 +12,7 @@ from gossamer.effects import Start, Ticket, Update, Wait, yields
 from gossamer.errors import InputError
 from gossamer.methods import METHODS, Method, build
 from gossamer.methods.contract import check_declaration, declared
-from gossamer.methods.quasi_global import LAST, MOMENTUM, AveragingConfig, QuasiGlobal
+from gossamer.methods.quasi_global import LAST, MOMENTUM, AveragingConfig, QuasiGlobal, longest_period
 from gossamer.optim import AccumAdam
 from gossamer.settings import from_values
 from gossamer.testing.any_order import AnyOrderWorld
@@ -73,17 +75,19 @@ def test_one_worker_has_quasi_hyperbolic_momentum(name, beta, schedule):
 
 
 def quasi_global_adam(x, gradient, lrs, betas, eps=1e-8, decay=0.0, decoupled=False, mu=BETA):
-    """The same for Adam. m is the mean of the bias-corrected directions u, not taken from the moves."""
+    """The same for Adam: its first moment is the mean of its bias-corrected directions u, not taken from the moves."""
     beta1, beta2 = betas
-    m, v = torch.zeros_like(x), torch.zeros_like(x)
+    m, v, first, weight = torch.zeros_like(x), torch.zeros_like(x), torch.zeros_like(x), 0.0
     for done, lr in enumerate(lrs):
         g = gradient(x, done) + (0.0 if decoupled else decay) * x
-        weight = (1 - beta1**done) / (1 - mu**done) if done else 0.0
-        u = (beta1 * weight * m + (1 - beta1) * g) / (1 - beta1 ** (done + 1))
-        v = beta2 * v + (1 - beta2) * g**2
+        if weight:
+            first = m / weight * (1 - beta1**done)
+        first, v = beta1 * first + (1 - beta1) * g, beta2 * v + (1 - beta2) * g**2
+        u = first / (1 - beta1 ** (done + 1))
         shrunk = x * (1 - lr * decay) if decoupled else x
         x = shrunk - lr * u / ((v / (1 - beta2 ** (done + 1))).sqrt() + eps)
-        m = mu * m + (1 - mu) * u
+        if lr:
+            m, weight = mu * m + (1 - mu) * u, mu * weight + 1 - mu
         yield x
 
 
@@ -103,11 +107,11 @@ def test_with_adam_one_worker_averages_the_directions(name, make_optimizer, sett
         {"method": name, "workers": 1, "topology": "complete", **ON, **INSTANT},
         task=task,
         make_optimizer=lambda parameters: make_optimizer(parameters, lr=0.02, **settings),
-        schedule=lambda step: 1 + step % 3,
+        schedule=lambda step: float(step % 4),
     )
     cluster = Cluster(run)
     start, b = torch.zeros(3, dtype=torch.float64), task.train[0][0]
-    lrs = [0.02 * (1 + step % 3) for step in range(30)]
+    lrs = [0.02 * (step % 4) for step in range(30)]
     options = {"betas": settings.get("betas", (0.9, 0.999)), "eps": settings.get("eps", 1e-8)}
     options |= {"decay": settings.get("weight_decay", 0.0), "decoupled": make_optimizer is torch.optim.AdamW}
     for step, expected in enumerate(quasi_global_adam(start, lambda x, step: x - b, lrs, **options)):
@@ -202,6 +206,36 @@ def test_small_moves_of_a_large_model_survive_in_float32(name):
         worker.x += move
 
 
+@pytest.mark.parametrize("beta", [0.6, 0.8, 0.9])
+def test_averages_that_are_too_rare_drive_the_workers_apart(beta, monkeypatch):
+    """Without gradients: at the longest period the distance shrinks from average to average, at the next it grows."""
+    longest = int(longest_period(beta))
+    monkeypatch.setattr(AveragingConfig, "check_period", lambda self, period: None)
+
+    def growth(period):
+        method = make("localsgd", "complete", 3, quasi_global=beta, period=period)
+        world = AnyOrderWorld(method, steps=1, choices=[])
+        workers, distances = world.workers, []
+        for step in range(40 * period):
+            running = [method.step(worker) for worker in workers]
+            for worker, each in zip(workers, running, strict=True):
+                worker.gradient.zero_()
+                assert isinstance(next(each), Update)
+                worker.x -= 0.1 * worker.gradient
+                worker.step = step
+            if (step + 1) % period == 0:
+                distances.append(float(torch.stack([worker.x for worker in workers]).std(0).norm()))
+            mean = torch.stack([worker.x for worker in workers]).mean(0)
+            for each in running:
+                if next(each, None) is not None:
+                    with pytest.raises(StopIteration):
+                        each.send(mean)
+        return distances[-1] / distances[9]
+
+    assert growth(longest) < 1 < growth(longest + 1)
+    assert longest_period(0.5) == math.inf
+
+
 # The effect
 
 
@@ -274,7 +308,7 @@ def test_a_step_that_is_abandoned_changes_no_momentum():
 
 
 @pytest.mark.parametrize(
-    ("name", "alone"), [("a2cid2", {"rate": 1e-9}), ("lasgd", {"period": 1000}), ("localsgd", {"period": 1000})]
+    ("name", "alone"), [("a2cid2", {"rate": 1e-9}), ("lasgd", {"period": 20}), ("localsgd", {"period": 20})]
 )
 def test_a_worker_that_joins_begins_without_momentum_at_its_own_model(name, alone):
     """No worker averages within these steps, so a worker's model moves by its own steps only."""
@@ -357,6 +391,8 @@ def test_the_optimizer_s_momentum_is_0_by_default():
         ({"quasi_global": 1.0}, "--quasi-global is 1.0: expected less than 1"),
         ({"quasi_global": -0.1}, "--quasi-global is -0.1: expected 0 or more"),
         ({"method": "allreduce", "quasi_global": 0.9}, "--quasi-global does not apply to allreduce"),
+        ({"method": "localsgd", "quasi_global": 0.9, "period": 23}, "--period is 23: .* expected 22 or less"),
+        ({"method": "lasgd", "quasi_global": 0.8, "period": 13}, "--period is 13: .* expected 12 or less"),
     ],
 )
 def test_a_setting_that_does_not_fit_is_refused(values, message):

@@ -34,6 +34,10 @@ from gossamer.worker import Worker
 class LASGDConfig(AveragingConfig):
     period: int = option(1, "local steps between a merge and the next averaging; 0: at once", minimum=0)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_period(self.period)
+
 
 class LASGD(Method):
     """Local steps, and an exact average in the background."""

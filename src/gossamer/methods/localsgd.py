@@ -24,6 +24,10 @@ from gossamer.worker import Worker
 class LocalSGDConfig(AveragingConfig):
     period: int = option(8, "local steps between two averagings", minimum=1)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.check_period(self.period)
+
 
 class LocalSGD(Method):
     """Local steps, and an exact average that all workers wait for."""

@@ -15,10 +15,12 @@ With Adam and AdamW, m is in units of the gradient and replaces the first moment
 Adam does; AdamW's decay is not a part of the move):
 
     m = μ m + (1 − μ) (x_{t−1} − x_t) (√v̂_{t−1} + ε) / lr_{t−1}
-    exp_avg = m (1 − β1^(t−1)) / (1 − μ^(t−1)) ;  Update(x)              scaled as Adam's bias correction expects
+    exp_avg = m/w · (1 − β1^(t−1)) ;  Update(x)               w = 1 − μ^(t−1), the sum of the weights in m
 
 With one worker and SGD it is ``m_{t+1} = β(2−β) m_t + (1−β) g_t``: quasi-hyperbolic momentum with the decay β(2−β), the
 weight ν = 1/(2−β) on the momentum and the learning rate lr/(1−β).
+
+Exchanges that are rare compared with the momentum's memory of 1/(1−β)² steps are overdone: see ``longest_period``.
 
 What travels: nothing more. Extra memory: two vectors, three if the method has an ``eval_point``.
 
@@ -29,6 +31,7 @@ this worker, whatever has been exchanged; the form for Adam is ours.
 
 from __future__ import annotations
 
+import math
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
@@ -48,8 +51,9 @@ if TYPE_CHECKING:
 
 MOMENTUM, LAST, POINT = "quasi_global_m", "quasi_global_x", "quasi_global_point"
 """Vectors of a worker: the momentum, its model at the last Update, and now (only with an ``eval_point``)."""
-LAST_LR, NUM_UPDATES = "quasi_global_lr", "quasi_global_updates"
-"""Scalars of a worker: the learning rate of its last Update, and the number of Updates since it began."""
+LAST_LR, NUM_UPDATES, WEIGHT = "quasi_global_lr", "quasi_global_updates", "quasi_global_weight"
+"""Scalars of a worker: the learning rate of its last Update, the number of Updates since it began, and the sum of the
+weights of all moves in the momentum (only with Adam)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,6 +68,25 @@ class AveragingConfig(MethodConfig):
         super().__post_init__()
         if self.quasi_global >= 1:
             raise InputError(f"--quasi-global is {self.quasi_global}: expected less than 1, such as 0.9")
+
+    def check_period(self, period: int) -> None:
+        """Raise ``InputError`` if workers that average exactly every ``period`` steps would drift apart."""
+        longest = longest_period(self.quasi_global)
+        if period > longest:
+            raise InputError(
+                f"--period is {period}: with --quasi-global {self.quasi_global} workers drift apart if they average so "
+                f"rarely; expected {longest:.0f} or less, or a smaller --quasi-global"
+            )
+
+
+def longest_period(beta: float) -> float:
+    """Return the largest number of steps between two exact averages for which the workers stay together.
+
+    An average moves a worker by −y, and the momentum goes on in that direction: until the next average H steps later it
+    has taken the worker β/(1−β) · (1 − a^H) · y further, with a = β(2−β). The drift shrinks from one average to the
+    next if a^H > 2β − 1.
+    """
+    return math.inf if beta <= 0.5 else float(math.ceil(math.log(2 * beta - 1) / math.log(beta * (2 - beta))) - 1)
 
 
 class QuasiGlobal(Method):
@@ -101,7 +124,7 @@ class QuasiGlobal(Method):
 
     def begin(self, worker: Worker) -> None:
         self.inner.begin(worker)
-        worker.scalars[LAST_LR] = worker.scalars[NUM_UPDATES] = 0.0
+        worker.scalars.update({LAST_LR: 0.0, NUM_UPDATES: 0.0, WEIGHT: 0.0})
         worker.vector(LAST).copy_(self.model(worker))
 
     def _step(self, worker: Worker) -> MethodGenerator:
@@ -149,17 +172,18 @@ class QuasiGlobal(Method):
             combine(remember, add)
 
     def replace_first_moment(self, worker: Worker, model: Tensor) -> None:
-        m, last, lr = worker.vector(MOMENTUM), worker.vector(LAST), worker.scalars.get(LAST_LR, 0.0)
+        m, last, scalars = worker.vector(MOMENTUM), worker.vector(LAST), worker.scalars
+        lr, (beta1, beta2) = scalars.get(LAST_LR, 0.0), worker.optimizer_setting("betas")
+        # A worker that joins takes over the optimizer's state, and its step count, in lockstep only.
+        steps = max(scalars.get(NUM_UPDATES, 0.0), worker.step if self.lockstep else 0)
         if lr:
-            updates, (beta1, beta2) = worker.scalars[NUM_UPDATES], worker.optimizer_setting("betas")
-            # A worker that joins takes over the optimizer's state, and its step count, in lockstep only.
-            steps = max(updates, worker.step) if self.lockstep else updates
             scale = worker.read_optimizer_state("exp_avg_sq")
             scale.div_(1.0 - beta2**steps).sqrt_().add_(worker.optimizer_setting("eps"))
             if worker.optimizer_setting("decoupled_weight_decay"):
                 last.mul_(1.0 - lr * worker.optimizer_setting("weight_decay"))
             scale.mul_(last.sub_(model))
             combine((m, self.momentum, (((1.0 - self.momentum) / lr, scale),)))
-            scale.copy_(m).mul_((1.0 - beta1**steps) / (1.0 - self.momentum**updates))
-            worker.write_optimizer_state("exp_avg", scale)
+            scalars[WEIGHT] = self.momentum * scalars.get(WEIGHT, 0.0) + 1.0 - self.momentum
         last.copy_(model)
+        if scalars.get(WEIGHT, 0.0):
+            worker.write_optimizer_state("exp_avg", m * ((1.0 - beta1**steps) / scalars[WEIGHT]))
