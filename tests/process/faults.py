@@ -16,9 +16,11 @@ from pathlib import Path
 import pytest
 from real_workers import FORKS, RealWorkers, Report
 
-PAIRWISE = ("gossip", "a2cid2")
-NOT_WAITING = (*PAIRWISE, "lasgd")
-WAITING = ("allreduce", "localsgd", "overlap", "divisible")
+from gossamer.methods import METHODS
+
+PAIRWISE = tuple(name for name, method in METHODS.items() if method.pairwise)
+NOT_WAITING = tuple(name for name, method in METHODS.items() if not method.lockstep)
+WAITING = tuple(name for name, method in METHODS.items() if method.lockstep)
 EVERY = NOT_WAITING + WAITING
 LONG = {"width": 50_000, "lr": 0.001}
 """A model whose exchange takes a while: 4 MB."""
@@ -181,7 +183,8 @@ def test_every_worker_is_restarted_in_turn(method: str) -> None:
 
 @pytest.mark.parametrize(
     ("method", "victim"),
-    [("gossip", 1), ("a2cid2", 0), ("lasgd", 0), ("allreduce", 0), ("localsgd", 2), ("overlap", 1), ("divisible", 1)],
+    # Rank 0 hosts the store.
+    [(method, at % 3) for at, method in enumerate(EVERY)],
 )
 def test_stopped_for_ten_seconds(method: str, victim: int) -> None:
     others = [rank for rank in range(4) if rank != victim]

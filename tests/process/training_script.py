@@ -15,6 +15,7 @@ from torch import nn
 
 from gossamer.api import join
 from gossamer.errors import InputError
+from gossamer.methods import find
 from gossamer.process.collectives import group_builder
 from gossamer.process.collectives.gloo import Exchange
 
@@ -31,7 +32,7 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
     if order.get("other_start") and rank:
         for parameter in model.parameters():
             nn.init.ones_(parameter)
-    kind = torch.optim.Adam if order["method"] == "divisible" else torch.optim.SGD
+    kind = torch.optim.Adam if find(order["method"]).preferred_optimizer == "adam" else torch.optim.SGD
     rate = order.get("lr", 0.01 if kind is torch.optim.Adam else 0.05)
     momentum = {} if kind is torch.optim.Adam else {"momentum": order.get("momentum", 0.0)}
     optimizer = kind(model.parameters(), lr=rate, **momentum)
