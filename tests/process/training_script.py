@@ -39,7 +39,8 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
     dying = _Dying(order, rank)
     out.send({"at": "start"})
     try:
-        swarm = join(model, optimizer, method=order["method"], topology=order.get("topology", "ring"))
+        topology, wire = order.get("topology", "ring"), order.get("wire", "float32")
+        swarm = join(model, optimizer, method=order["method"], topology=topology, wire=wire)
     except InputError as error:
         out.send({"at": "refused", "why": str(error)})
         return
@@ -72,7 +73,8 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
             mean = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
             out.send({"at": "averaged", "weights": mean.tolist()})
     metrics = swarm.metrics()
-    out.send({"at": "trained", "steps": metrics.steps, "longest": longest, "refused": metrics.refused})
+    counts = {"refused": metrics.refused, "exchanges": metrics.exchanges, "bytes_sent": metrics.bytes_sent}
+    out.send({"at": "trained", "steps": metrics.steps, "longest": longest, **counts})
     dying.step = steps
     swarm.finish()
     labels = torch.arange(4).repeat(100)
