@@ -1,6 +1,6 @@
 """Int8: one byte per element, the 8 bits in which two workers may differ (``gossamer.wire.lattice``).
 
-With 3-fold headroom the step is between 1/42 and 1/21 of the largest distance in the block. So what rounding adds to an
+With 4-fold headroom the step is between 1/31 and 1/15 of the largest distance in the block. So what rounding adds to an
 exchange is small beside what the two workers differ by, whatever the size of their weights.
 """
 
@@ -24,7 +24,7 @@ class Int8:
 
     name: ClassVar[str] = "int8"
     block: ClassVar[int] = BLOCK
-    headroom: ClassVar[float] = 3.0
+    headroom: ClassVar[float] = 4.0
 
     def size_bytes(self, num_elements: int) -> int:
         return lattice.size_bytes(num_elements, BITS)

@@ -33,7 +33,7 @@ from gossamer.wire.codec import BLOCK, Buffers, block_max, num_blocks, parts
 RELATIVE, ABSOLUTE = 0, 1
 """Modes of a block: whether low bits are to be completed from the receiver's own elements."""
 
-MIN_LOG2, MAX_LOG2 = -126, 126
+_MIN_LOG2, _MAX_LOG2 = -126, 126
 NOT_FINITE = -128
 """Instead of the log2 of a step: some element of the block is not finite."""
 
@@ -123,12 +123,12 @@ def decode(message: Tensor, reference: Tensor, out: Tensor, bits: int, weight: f
     return distances
 
 
-def log2_above(values: Tensor) -> Tensor:
+def _log2_above(values: Tensor) -> Tensor:
     """Return the least integer whose power of two is greater than |value|, for float32; 129 if it is not finite."""
     return (values.view(torch.int32) >> 23 & 255) - 126
 
 
-def power_of_two(log2: Tensor) -> Tensor:
+def _power_of_two(log2: Tensor) -> Tensor:
     """Return 2^log2 in float32, exactly, for int32 from −126 to 127."""
     return (log2 + 127 << 23).view(torch.float32)
 
@@ -137,20 +137,20 @@ def _choose_steps(largest: Tensor, reach: Tensor | None, bits: int, dtype: torch
     """Return log2 of the step of each block and its mode, from its largest element and from the reach."""
     # Rounding at both ends, and the asymmetry of signed integers, take less than three steps of the range.
     limit = 2 ** (bits - 1) - 3
-    own = log2_above(largest / limit)
+    own = _log2_above(largest / limit)
     if reach is None:
-        log2, absolute = own.clamp(MIN_LOG2, MAX_LOG2), torch.ones_like(own)
+        log2, absolute = own.clamp(_MIN_LOG2, _MAX_LOG2), torch.ones_like(own)
     else:
-        spacing = log2_above(largest) - (53 if dtype == torch.float64 else 24)
-        relative = torch.maximum(log2_above(reach / limit), spacing)
-        log2, absolute = torch.minimum(own, relative).clamp_(MIN_LOG2, MAX_LOG2), (own <= relative).int()
+        spacing = _log2_above(largest) - (53 if dtype == torch.float64 else 24)
+        relative = torch.maximum(_log2_above(reach / limit), spacing)
+        log2, absolute = torch.minimum(own, relative).clamp_(_MIN_LOG2, _MAX_LOG2), (own <= relative).int()
     return log2.masked_fill_(own == 129, NOT_FINITE), absolute
 
 
 def _powers(log2: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
     """Return 2^log2 and 2^−log2 as columns, and which blocks are not finite, if any are: those have step NaN."""
     column = log2.int()[:, None]
-    steps, inverses = power_of_two(column).to(dtype), power_of_two(-column).to(dtype)
+    steps, inverses = _power_of_two(column).to(dtype), _power_of_two(-column).to(dtype)
     not_finite = column == NOT_FINITE
     if not bool(not_finite.any()):
         return steps, inverses, None

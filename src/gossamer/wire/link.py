@@ -12,7 +12,8 @@ The answer is ``Q(s') + s − Q(s)``, so ``answer − s = Q(s') − Q(s)``: the 
 from their answers sum to zero, whatever the codec lost. Blocks that one of the two could not decode are void on both
 sides: the answer is ``s`` there.
 
-A link remembers how far apart the two workers were, and expects the same of the next exchange.
+A worker expects its peers to be as far away as those of its latest exchanges were. A link remembers how many times
+farther away its own peer is than others.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ import torch
 from torch import Tensor
 
 from gossamer.wire.codec import Codec, align, copy_blocks, num_blocks
-from gossamer.wire.expectation import Expectation
+from gossamer.wire.expectation import DECAY, GROWTH, Expectation
 from gossamer.wire.noise import mix
 
 NORM_BYTES = 8
@@ -43,11 +44,13 @@ def verdict_bytes(codec: Codec, num_elements: int) -> int:
 class Link:
     """One worker's end of a connection. Used by one thread at a time."""
 
-    def __init__(self, codec: Codec, seed: int) -> None:
-        self.codec, self.seed = codec, seed
+    def __init__(self, codec: Codec, seed: int, expectation: Expectation | None = None) -> None:
+        """``expectation``: what the worker expects of any peer; other links may share it."""
+        self.codec, self.seed, self.expectation = codec, seed, expectation or Expectation(codec)
         self.count = 0
         """Messages so far."""
-        self.expectation = Expectation(codec)
+        self.ratio: Tensor | None = None
+        """How many times farther away than expected of any peer this one is, per block; at least 1."""
         self.norm = self.peer_norm = 0.0
         """Norms of the two vectors of the latest exchange, the same at both ends. Not finite if a vector is not."""
         self._seen: Tensor | None = None
@@ -62,6 +65,8 @@ class Link:
             message = torch.empty(message_bytes(self.codec, len(vector)), dtype=torch.uint8, device=vector.device)
         self.count += 1
         reach = self.expectation.reach(vector)
+        if reach is not None and self.ratio is not None and len(self.ratio) == len(reach):
+            reach = reach * self.ratio
         self.codec.encode(vector, reach, mix(self.seed, self.count), message[:size], out)
         norm = torch.linalg.vector_norm(vector, dtype=torch.promote_types(vector.dtype, torch.float32)).double()
         message[-NORM_BYTES:] = norm.view(1).view(torch.uint8)
@@ -79,51 +84,49 @@ class Link:
 
     def settle(self, decoded: Tensor, peer_decoded: Tensor, vector: Tensor, out: Tensor) -> int:
         """Void the blocks that one of the two could not decode: ``out`` is ``vector`` there. Return their number."""
-        assert self._seen is not None
-        self.expectation.observe(self._seen)
+        self._learn((decoded | peer_decoded) == 0, vector)
         num_void = len(decoded) - int((decoded & peer_decoded).sum())
         if num_void:
-            self.expectation.grow((decoded | peer_decoded) == 0, vector)
             copy_blocks(out, vector, (decoded & peer_decoded) == 0, self.codec.block)
-        self._seen = None
         return num_void
+
+    def _learn(self, too_far: Tensor, vector: Tensor) -> None:
+        """Learn from the distances of the peer's message, and from the blocks that neither end could decode."""
+        seen, self._seen, expectation = self._seen, None, self.expectation
+        assert seen is not None
+        # One peer that is far away must not make all others seem so: much of the growth is the link's own.
+        expectation.observe(seen, GROWTH)
+        if bool(too_far.any()):
+            expectation.grow(too_far, vector, GROWTH**0.5)
+        assert expectation.distances is not None
+        ratio = torch.where(seen < torch.inf, seen / expectation.distances, 1.0).clamp_(min=1.0)
+        known = ratio if self.ratio is None or len(self.ratio) != len(ratio) else self.ratio
+        self.ratio = torch.where(too_far, GROWTH**0.5 * known, torch.maximum(ratio, DECAY * known))
 
 
 class Links:
-    """All links of one worker.
-
-    A link expects its peer to be at least as far away as the peer of the latest exchange was: an edge that is rarely
-    used knows only how far apart the two were long ago.
-    """
+    """All links of one worker."""
 
     def __init__(self, codec: Codec, seed: int, rank: int) -> None:
-        self.codec, self.seed = codec, mix(seed, rank)
+        self.codec, self.seed, self.expectation = codec, mix(seed, rank), Expectation(codec)
         self._links: dict[int, Link] = {}
-        self._latest: Link | None = None
 
     def to(self, peer: int) -> Link:
-        """Return the link to worker ``peer``, for an exchange that begins."""
-        link = self._links.get(peer)
-        if link is None:
-            link = self._links[peer] = Link(self.codec, mix(self.seed, peer))
-        if self._latest is not None and self._latest is not link:
-            link.expectation.raise_to(self._latest.expectation)
-        self._latest = link
-        return link
-
-    def forget(self, peer: int) -> None:
-        """Expect nothing of worker ``peer``, for instance because it takes over another state."""
-        if self._links.pop(peer, None) is self._latest:
-            self._latest = None
+        """Return the link to worker ``peer``."""
+        if peer not in self._links:
+            self._links[peer] = Link(self.codec, mix(self.seed, peer), self.expectation)
+        return self._links[peer]
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint needs: counts and tensors by peer, the latest peer last."""
-        links = sorted(self._links.items(), key=lambda item: item[1] is self._latest)
-        return {str(peer): {"count": link.count, **link.expectation.state_dict()} for peer, link in links}
+        """Return what a checkpoint needs: counts and tensors."""
+        links: dict[str, Any] = {}
+        for peer, link in self._links.items():
+            links[str(peer)] = {"count": link.count} | ({} if link.ratio is None else {"ratio": link.ratio})
+        return {"expectation": self.expectation.state_dict(), "links": links}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._links, self._latest = {}, None
-        for peer, saved in state.items():
+        self.expectation.load_state_dict(state["expectation"])
+        self._links = {}
+        for peer, saved in state["links"].items():
             link = self.to(int(peer))
-            link.count = saved["count"]
-            link.expectation.load_state_dict(saved)
+            link.count, link.ratio = saved["count"], saved.get("ratio")

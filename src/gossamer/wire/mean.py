@@ -32,12 +32,14 @@ import torch
 from torch import Tensor
 
 from gossamer.wire.codec import Codec, align, block_max, copy_blocks, num_blocks
-from gossamer.wire.expectation import Expectation
-from gossamer.wire.lattice import MAX_LOG2, MIN_LOG2, log2_above, power_of_two
+from gossamer.wire.expectation import MEAN_DECAY, MEAN_HEADROOM, Expectation
 from gossamer.wire.noise import mix
 
 VOID = -128
-"""Instead of the log2 of a distance: the block is void."""
+"""Instead of a distance: the block is void."""
+
+_CODES = (-126, 126)
+"""Least and greatest code of a distance d: 2 log2 d, rounded up."""
 
 
 @dataclass(frozen=True)
@@ -174,7 +176,9 @@ class MeanLink:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self.count, self.repeating = state["count"], False
         self.feedback = {_from_key(key): each for key, each in state["feedback"].items()}
-        self.expectations = {_from_key(key): Expectation(self.codec) for key in state["expectations"]}
+        self.expectations = {
+            _from_key(key): Expectation(self.codec, MEAN_DECAY, MEAN_HEADROOM) for key in state["expectations"]
+        }
         for key, each in state["expectations"].items():
             self.expectations[_from_key(key)].load_state_dict(each)
 
@@ -189,15 +193,15 @@ class MeanLink:
     def observe(self, stored: Tensor, part: Tensor, layout: Layout, owner: int) -> None:
         """Learn how far members were from the owner of a chunk."""
         expectation, void = self._expectation(layout, owner), stored == VOID
-        expectation.observe(torch.where(void, torch.inf, power_of_two(stored.int())))
+        expectation.observe(torch.exp2(stored / 2).masked_fill_(void, torch.inf))
         if bool(void.any()):
             expectation.grow(void, part)
 
     def _expectation(self, layout: Layout, owner: int) -> Expectation:
-        return self.expectations.setdefault((layout, owner), Expectation(self.codec))
+        return self.expectations.setdefault((layout, owner), Expectation(self.codec, MEAN_DECAY, MEAN_HEADROOM))
 
     def _distances(self, message: Tensor, part: Tensor) -> Tensor:
-        """Return the log2 of the distance of each block, a view of an owner's message."""
+        """Return the code of the distance of each block, a view of an owner's message."""
         start = self.codec.size_bytes(len(part))
         return message[start : start + num_blocks(len(part), self.codec.block)].view(torch.int8)
 
@@ -247,7 +251,7 @@ def encode_mean(
     to_mean = block_max(mean - own, codec.block).nan_to_num_(0.0, 0.0)
     farthest.nan_to_num_(posinf=0.0)
     codec.encode(mean, farthest + to_mean, seed, message, lost)
-    stored.copy_(log2_above(farthest).clamp_(MIN_LOG2, MAX_LOG2).masked_fill_(void, VOID))
+    stored.copy_(torch.log2(farthest).mul_(2).ceil_().clamp_(*_CODES).masked_fill_(void, VOID))
     if bool(void.any()):
         copy_blocks(lost, torch.zeros_like(lost) if feedback is None else feedback, void, codec.block)
     return lost.nan_to_num_(0.0, 0.0, 0.0)
