@@ -89,8 +89,8 @@ def candidates(
     """Yield all candidates for a cluster.
 
     ``methods``, ``topologies``: names, or files. Empty: all built-in topologies, and the methods with a closed form;
-    others are replayed, which takes seconds each. A topology that does not fit the number of workers or nodes is an error
-    if it is named here, and is left out otherwise.
+    others are replayed, which takes seconds each. A topology that does not fit the number of workers or nodes is an
+    error if it is named here, and is left out otherwise.
     """
     for name in methods or [name for name, method in METHODS.items() if method in FORMS]:
         method = find(name)

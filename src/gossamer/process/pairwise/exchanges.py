@@ -118,8 +118,6 @@ class PairwiseExchanges:
             move = self._move if self._links is None else self._move_encoded
             received, scalars, norms = move(agreement.edge, effect)
         except EdgeLost:
-            if self._links is not None:
-                self._links.forget(effect.peer)
             return None
         finally:
             self._agreement = None

@@ -17,9 +17,6 @@ from gossamer.effects import Mean
 from gossamer.virtual.compute.tape import Tape
 from gossamer.wire import Codec, Links, MeanLink
 
-MAX_TRIES = 3
-"""A mean that some member cannot decode is repeated with messages that everybody can."""
-
 
 class Encoding:
     """How the workers of a cluster encode what they send."""
@@ -52,18 +49,7 @@ class Encoding:
         weights = [effect.weight for effect in effects]
 
         def run(vectors: list[Tensor], outs: list[Tensor]) -> None:
-            for _ in range(MAX_TRIES):
-                size = len(links)
-                messages = [
-                    link.scatter(vectors[index], size, index, outs[index], same) for index, link in enumerate(links)
-                ]
-                means = [
-                    link.reduce([message[index] for message in messages], weights) for index, link in enumerate(links)
-                ]
-                decoded = [link.gather(means) for link in links]
-                if all(decoded):
-                    return
-            raise RuntimeError(f"a mean of {topic!r} could not be decoded {MAX_TRIES} times in a row")
+            wire.average(links, vectors, outs, weights, same)
 
         return self.tape.record(run, [effect.vector for effect in effects])
 
@@ -73,8 +59,6 @@ class Encoding:
         return self._mean_links[rank, topic]
 
     def forget(self, rank: int) -> None:
-        """Drop what is known about a worker that died or joins."""
-        for links in self._links:
-            links.forget(rank)
+        """Drop what a worker that joins knew about its peers."""
         self._links[rank] = Links(self.codec, self.seed, rank)
         self._mean_links = {key: link for key, link in self._mean_links.items() if key[0] != rank}
