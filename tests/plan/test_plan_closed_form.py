@@ -249,3 +249,18 @@ def test_a_burst_counts_only_after_a_pause():
     assert longer.comm.time(MEAN, GroupShape(2, 2), 40_000_000).after_pause(0.01).seconds == pytest.approx(
         0.06, rel=1e-3
     )
+
+
+@pytest.mark.parametrize("method", ["gossip", "a2cid2", "overlap", "lasgd", "localsgd", "allreduce"])
+def test_models_are_planned_with_the_bytes_that_travel(method):
+    topology = "ring" if METHODS[method].uses_topology else "complete"
+    exact, rounded = (
+        predict(ClusterModel(cluster(gbit=400.0), 10_000_000, num_runs=1, wire=codec), Candidate(method, topology, {}))
+        for codec in ("float32", "int8")
+    )
+    if method == "allreduce":
+        assert rounded.bytes_per_step == exact.bytes_per_step
+    else:
+        # Over a fast network, where smaller messages do not let workers exchange more often.
+        assert rounded.bytes_per_step / exact.bytes_per_step == pytest.approx(0.2515, rel=0.03)
+    assert rounded.step_s <= exact.step_s
