@@ -262,5 +262,5 @@ def test_models_are_planned_with_the_bytes_that_travel(method):
         assert rounded.bytes_per_step == exact.bytes_per_step
     else:
         # Over a fast network, where smaller messages do not let workers exchange more often.
-        assert rounded.bytes_per_step / exact.bytes_per_step == pytest.approx(0.2515, rel=0.03)
+        assert rounded.bytes_per_step / exact.bytes_per_step == pytest.approx(0.2515, rel=0.08)
     assert rounded.step_s <= exact.step_s
