@@ -36,8 +36,8 @@ CONSENSUS_EVERY = 4
 
 SCALAR_BYTES = 8
 
-Received = tuple[Tensor, tuple[float, ...], tuple[float, float]]
-"""The answer, the peer's scalars, and the norms of our vector and of the peer's."""
+Received = tuple[Tensor, tuple[float, ...], tuple[float, float], tuple[Tensor, Tensor]]
+"""The answer, the peer's scalars, the norms of our vector and of the peer's, and two vectors as far apart as these."""
 
 
 class PairwiseExchanges:
@@ -116,13 +116,14 @@ class PairwiseExchanges:
             )
         try:
             move = self._move if self._links is None else self._move_encoded
-            received, scalars, norms = move(agreement.edge, effect)
+            received, scalars, norms, compared = move(agreement.edge, effect)
         except EdgeLost:
             return None
         finally:
             self._agreement = None
         verdict = self.screening.judge(effect.peer, *norms)
         if verdict is Verdict.MERGE:
+            self._estimate_consensus(*compared)
             self.metrics.exchanges += 1
             return (received, scalars) if effect.scalars else received
         if verdict is Verdict.REFUSE:
@@ -138,8 +139,7 @@ class PairwiseExchanges:
         sent = self.staging.to_host(effect.vector, "sent")
         received = self.staging.host_buffer("received", sent)
         scalars = self._exchange(edge, sent, received, effect.scalars)
-        self._estimate_consensus(sent, received)
-        return self.staging.to_device(received), scalars, (_norm(sent), _norm(received))
+        return self.staging.to_device(received), scalars, (_norm(sent), _norm(received)), (sent, received)
 
     def _move_encoded(self, edge: Edge, effect: Swap) -> Received:
         """Exchange the vectors as messages of a codec. Blocks that one of the two cannot decode are not exchanged."""
@@ -161,8 +161,7 @@ class PairwiseExchanges:
         peer_decoded = self.staging.to_device(peer_verdict)
         with self.staging.on_training_stream():
             self.metrics.void_blocks += link.settle(decoded, peer_decoded, vector, answer)
-        self._estimate_consensus(vector, answer)
-        return answer, scalars, (link.norm, link.peer_norm)
+        return answer, scalars, (link.norm, link.peer_norm), (vector, answer)
 
     def _estimate_consensus(self, one: Tensor, other: Tensor) -> None:
         if len(one) <= CHUNK or self.metrics.exchanges % CONSENSUS_EVERY == 0:
