@@ -198,8 +198,8 @@ def virtual_step() -> None:
         510,
         top,
         [
-            ("a", "method", "background() yields Pair: two workers meet", "virtual/sim/pairing.py"),
-            ("b", "network", "Swap: the network says when vectors arrive", "virtual/sim/exchanges.py, sim/network.py"),
+            ("a", "method", "background() yields Pair: two workers meet", "virtual/comm/pairing.py"),
+            ("b", "network", "Swap: the network says when vectors arrive", "virtual/comm/exchanges.py, sim/network.py"),
             ("c", "method", "The displacement is recorded as sums of rows", "virtual/compute/rows.py, vector_math.py"),
         ],
     )

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gossamer.topology import build
-from gossamer.virtual.sim.pairing import PoissonEdges
+from gossamer.virtual.comm.pairing import PoissonEdges
 from plain_training import cluster_of, simulated
 
 

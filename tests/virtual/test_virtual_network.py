@@ -3,8 +3,8 @@
 import pytest
 
 from gossamer.hardware import HardwareConfig, NodeLayout
+from gossamer.virtual.comm.network import Network
 from gossamer.virtual.sim.event_queue import MESSAGE, EventQueue
-from gossamer.virtual.sim.network import Network
 
 MB = 1e6
 

@@ -7,7 +7,7 @@ import torch
 
 from gossamer.effects import Gather, Mean
 from gossamer.errors import MethodError
-from gossamer.virtual.sim.rendezvous import Rendezvous, RendezvousTable
+from gossamer.virtual.comm.rendezvous import Rendezvous, RendezvousTable
 
 
 class FakeWorker:

@@ -1,7 +1,7 @@
 """The time of one communication on a given cluster: measured, or by the formula of the virtual cluster's network.
 
 If a group of this shape was measured, its table gives the time. Otherwise it is the ring formula of
-``gossamer.virtual.sim.network``, scaled by the formula's error on the most similar shape that was measured.
+``gossamer.virtual.comm.network``, scaled by the formula's error on the most similar shape that was measured.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Simulated time: event queue, clocks, network, pairing, workers, the cluster."""
+"""Simulated time: event queue, clocks, workers, the cluster."""

@@ -18,8 +18,8 @@ import numpy as np
 
 from gossamer.hardware import ComputeTimes, HardwareConfig, NodeLayout
 from gossamer.seeds import exponentials, in_blocks
+from gossamer.virtual.comm.network import Network
 from gossamer.virtual.sim.event_queue import EventQueue
-from gossamer.virtual.sim.network import Network
 
 OnDone = Callable[[float], None]
 """``on_done(time)`` is called when a communication ends."""

@@ -4,13 +4,11 @@ The cluster puts the parts together and runs the cycle of every worker: begin a 
 
 ==================  ====================================================================================
 ``event_queue``     what happens next
-``clock``           how long gradients and messages take, with ``network`` behind it
+``clock``           how long gradients and messages take, with ``comm.network`` behind it
 ``virtual_worker``  what the method sees of a worker, and what the simulation keeps about it
 ``replicas``        the numbers of all workers; their arithmetic is recorded on a tape and executed later
 ``method_driver``   runs the methods' generators and answers their effects
-``pairing``         which two workers exchange next
-``exchanges``       what travels between workers, with ``rendezvous``, ``shifts`` and ``messages`` behind it
-``deadlocks``       finds workers that wait for each other for ever
+``comm``            which workers exchange next, what travels between them, who waits for ever
 ``lifecycle``       workers that fail and join
 ==================  ====================================================================================
 
@@ -29,9 +27,9 @@ from gossamer.methods.contract import check_declaration
 from gossamer.recording import Recorder
 from gossamer.seeds import stream
 from gossamer.tasks import worker_batches
+from gossamer.virtual.comm.encoding import Encoding
 from gossamer.virtual.compute.evaluator import Evaluator
 from gossamer.virtual.sim.clock import Clock, HardwareClock, IdealClock
-from gossamer.virtual.sim.encoding import Encoding
 from gossamer.virtual.sim.event_queue import GRADIENT_BEGIN, GRADIENT_END, OBSERVE, EventQueue
 from gossamer.virtual.sim.lifecycle import Lifecycle
 from gossamer.virtual.sim.method_driver import MethodDriver

@@ -13,15 +13,15 @@ from gossamer.errors import MethodError
 from gossamer.methods import Method
 from gossamer.methods.contract import PARTS, check_effect, check_generator, declared
 from gossamer.recording import Recorder
+from gossamer.virtual.comm.deadlocks import DeadlockDetector
+from gossamer.virtual.comm.encoding import Encoding
+from gossamer.virtual.comm.exchanges import SimulatedExchanges
+from gossamer.virtual.comm.messages import Collective, check_content
+from gossamer.virtual.comm.pairing import PoissonPairing, ReadyPairing
+from gossamer.virtual.comm.rendezvous import OnAnswer, Rendezvous
 from gossamer.virtual.compute.tape import Tape
 from gossamer.virtual.sim.clock import Clock
-from gossamer.virtual.sim.deadlocks import DeadlockDetector
-from gossamer.virtual.sim.encoding import Encoding
 from gossamer.virtual.sim.event_queue import MESSAGE, EventQueue
-from gossamer.virtual.sim.exchanges import SimulatedExchanges
-from gossamer.virtual.sim.messages import Collective, check_content
-from gossamer.virtual.sim.pairing import PoissonPairing, ReadyPairing
-from gossamer.virtual.sim.rendezvous import OnAnswer, Rendezvous
 from gossamer.virtual.sim.virtual_worker import Coroutine, VirtualWorker
 
 OnWorker = Callable[[VirtualWorker], None]

@@ -15,7 +15,7 @@ from gossamer.virtual.sim.event_queue import EventQueue
 from gossamer.virtual.sim.replicas import Replicas
 
 if TYPE_CHECKING:
-    from gossamer.virtual.sim.rendezvous import Rendezvous
+    from gossamer.virtual.comm.rendezvous import Rendezvous
 
 
 class Coroutine:

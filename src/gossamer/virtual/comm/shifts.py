@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 
 from gossamer.effects import Shift, Shifted
 from gossamer.errors import MethodError
+from gossamer.virtual.comm.messages import Collective, size_bytes, text
+from gossamer.virtual.comm.rendezvous import OnAnswer, Rendezvous
 from gossamer.virtual.compute.rows import copy_of
 from gossamer.virtual.sim.event_queue import MESSAGE
-from gossamer.virtual.sim.messages import Collective, size_bytes, text
-from gossamer.virtual.sim.rendezvous import OnAnswer, Rendezvous
 from gossamer.virtual.sim.virtual_worker import VirtualWorker
 
 if TYPE_CHECKING:
-    from gossamer.virtual.sim.exchanges import SimulatedExchanges
+    from gossamer.virtual.comm.exchanges import SimulatedExchanges
 
 WAITING, SENDING, DONE = range(3)
 """States of a message."""

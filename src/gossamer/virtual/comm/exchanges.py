@@ -11,16 +11,16 @@ from typing import Any
 from gossamer.effects import Gather, Mean, Shift, Swap
 from gossamer.errors import MethodError
 from gossamer.recording import Recorder
+from gossamer.virtual.comm.encoding import Encoding
+from gossamer.virtual.comm.messages import SCALAR_BYTES, Collective, check_content, check_fits, size_bytes
+from gossamer.virtual.comm.rendezvous import OnAnswer, Rendezvous, RendezvousTable
+from gossamer.virtual.comm.shifts import ShiftRound
 from gossamer.virtual.compute.matrix import VectorPool
 from gossamer.virtual.compute.rows import Temporary, copy_of
 from gossamer.virtual.compute.tape import Tape
 from gossamer.virtual.compute.tensor_like import dense
 from gossamer.virtual.sim.clock import Clock
-from gossamer.virtual.sim.encoding import Encoding
 from gossamer.virtual.sim.event_queue import MESSAGE, EventQueue
-from gossamer.virtual.sim.messages import SCALAR_BYTES, Collective, check_content, check_fits, size_bytes
-from gossamer.virtual.sim.rendezvous import OnAnswer, Rendezvous, RendezvousTable
-from gossamer.virtual.sim.shifts import ShiftRound
 from gossamer.virtual.sim.virtual_worker import VirtualWorker
 
 PendingSwap = tuple[VirtualWorker, Swap, OnAnswer]

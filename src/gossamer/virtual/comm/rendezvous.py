@@ -16,7 +16,7 @@ from typing import Any
 
 from gossamer.effects import Shift
 from gossamer.errors import MethodError
-from gossamer.virtual.sim.messages import Collective, check_fits, signature, text
+from gossamer.virtual.comm.messages import Collective, check_fits, signature, text
 from gossamer.virtual.sim.virtual_worker import VirtualWorker
 
 OnAnswer = Callable[[Any], None]

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 from gossamer.effects import Shift
 from gossamer.errors import MethodError
-from gossamer.virtual.sim.messages import text
-from gossamer.virtual.sim.rendezvous import Rendezvous
+from gossamer.virtual.comm.messages import text
+from gossamer.virtual.comm.rendezvous import Rendezvous
 from gossamer.virtual.sim.virtual_worker import Coroutine, VirtualWorker
 
 Part = tuple[int, str]

@@ -1,0 +1,1 @@
+"""Simulated communication: pairing, exchanges, collectives, and what workers get wrong about them."""
