@@ -199,7 +199,12 @@ def virtual_step() -> None:
         top,
         [
             ("a", "method", "background() yields Pair: two workers meet", "virtual/comm/pairing.py"),
-            ("b", "network", "Swap: the network says when vectors arrive", "virtual/comm/exchanges.py, sim/network.py"),
+            (
+                "b",
+                "network",
+                "Swap: the network says when vectors arrive",
+                "virtual/comm/exchanges.py, comm/network.py",
+            ),
             ("c", "method", "The displacement is recorded as sums of rows", "virtual/compute/rows.py, vector_math.py"),
         ],
     )
