@@ -56,9 +56,10 @@ def test_a_shift_to_a_worker_that_is_gone_is_not_delivered():
         job[0].step(10)
         job.kill(2)
         before, after = job.finished([0, 1])
-    # Worker 1 sent to worker 2, worker 0 received from it.
-    assert before["seen"][-1] == (None, (), True)
-    assert after["seen"][-1][1:] == ((0.5,), False)
+    # Worker 1 sent to worker 2, worker 0 received from it. The one that took over the other's step at the death is a
+    # step ahead in its own loop, and alone in its last one.
+    assert (None, (), True) in before["seen"][-2:]
+    assert ((0.5,), False) in [shifted[1:] for shifted in after["seen"][-2:]]
 
 
 def test_swaps_carry_anything_and_may_be_started():
