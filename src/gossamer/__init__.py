@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from gossamer.errors import InputError
     from gossamer.methods import Method, MethodConfig
     from gossamer.optim import AccumAdam, AccumAdamW
+    from gossamer.process.events import Event, EventKind
     from gossamer.process.runtime.swarm import Swarm
     from gossamer.results import Point, Spread, WorkerPoint
     from gossamer.tasks import Task
@@ -25,6 +26,8 @@ __all__ = [
     "AccumAdam",
     "AccumAdamW",
     "Compressor",
+    "Event",
+    "EventKind",
     "InputError",
     "Method",
     "MethodConfig",
@@ -50,6 +53,7 @@ _EXPORTS = {
     "gossamer.errors": ("InputError",),
     "gossamer.methods": ("Method", "MethodConfig"),
     "gossamer.optim": ("AccumAdam", "AccumAdamW"),
+    "gossamer.process.events": ("Event", "EventKind"),
     "gossamer.process.runtime.swarm": ("Swarm",),
     "gossamer.results": ("Point", "Spread", "WorkerPoint"),
     "gossamer.tasks": ("Task",),

@@ -144,6 +144,7 @@ def join(
     """
     from torch.optim import LBFGS
 
+    from gossamer.process.events import EventKind
     from gossamer.process.runtime.swarm import Swarm
     from gossamer.process.runtime.worker_runtime import WorkerRuntime
     from gossamer.process.store.rank_info import find_rank_info
@@ -151,7 +152,7 @@ def join(
     if transport not in TRANSPORTS:
         raise unknown("transport", transport, TRANSPORTS)
     _check_topology(method, topology)
-    events = []
+    chosen = ""
     if method == AUTO:
         if loss is None:
             raise InputError(
@@ -163,7 +164,7 @@ def join(
 
         choice = choose_for_loop(find_rank_info(), model, optimizer, loss)
         method, topology, settings = choice.candidate.method, choice.candidate.topology, dict(choice.candidate.options)
-        events.append(f"auto: {choice.verdict}")
+        chosen = f"auto: {choice.verdict}"
     rank_info = find_rank_info()
     if isinstance(method, Method):
         instance, graph = method, check_ready(method, rank_info.workers, settings)
@@ -180,7 +181,8 @@ def join(
         )
     runtime = WorkerRuntime(model, optimizer, instance, graph, rank_info, seed, transport, codec=codec)
     swarm = Swarm(runtime)
-    swarm.events.extend(events)
+    if chosen:
+        swarm.events.add(EventKind.CHOSEN, chosen)
     return swarm
 
 

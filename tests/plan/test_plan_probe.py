@@ -153,7 +153,7 @@ y = x.sum(1, keepdim=True)
 before = [p.clone() for p in model.parameters()]
 swarm = gossamer.join(model, optimizer, method="auto", loss=lambda: torch.nn.functional.mse_loss(model(x), y))
 assert all(torch.equal(p, q) for p, q in zip(before, model.parameters()))
-print([event for event in swarm.events if event.startswith("auto: ")][0])
+print([str(event) for event in swarm.events if event.kind == 'chosen'][0])
 for _ in range(60):
     optimizer.zero_grad()
     torch.nn.functional.mse_loss(model(x), y).backward()

@@ -40,7 +40,7 @@ def main() -> None:
             "rank": swarm._runtime.rank,
             "exchanges": metrics.exchanges,
             "lost": metrics.lost,
-            "events": swarm.events,
+            "events": [str(event) for event in swarm.events],
             "accuracy": float((model(inputs).argmax(1) == labels).float().mean()),
             "weights": float(sum(parameter.detach().double().sum() for parameter in model.parameters())),
         }

@@ -59,14 +59,14 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
     with joined(model, optimizer) as swarm:
         advance(rank, model, optimizer, range(whole))
     in_one_go = weights(model)
-    events += swarm.events
+    events += map(str, swarm.events)
 
     model, optimizer = model_and_optimizer(method)
     swarm = joined(model, optimizer)
     advance(rank, model, optimizer, range(half))
     state, moments = swarm.state_dict(), copy.deepcopy(optimizer.state_dict())
     swarm.finish()
-    events += swarm.events
+    events += map(str, swarm.events)
 
     model, optimizer = model_and_optimizer(method)
     with joined(model, optimizer) as swarm:
@@ -75,7 +75,7 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
         advance(rank, model, optimizer, range(half, whole))
         if rank == order.get("stumbles"):
             fail_once(swarm)
-    events += swarm.events
+    events += map(str, swarm.events)
     in_flight = sorted(state["in_flight"])
     out.send(
         {"at": "finished", "in_one_go": in_one_go, "resumed": weights(model), "in_flight": in_flight, "events": events}

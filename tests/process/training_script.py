@@ -44,7 +44,7 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
     except InputError as error:
         out.send({"at": "refused", "why": str(error)})
         return
-    out.send({"at": "joined", "events": swarm.events})
+    out.send({"at": "joined", "events": [str(event) for event in swarm.events]})
     generator = torch.Generator().manual_seed(rank)
     steps = order["steps"] if isinstance(order["steps"], int) else order["steps"][rank]
     pause_s = order.get("compute_s", 0.01)
@@ -83,7 +83,12 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
         accuracy = float((model(inputs.to(device)).argmax(1).cpu() == labels).float().mean())
     weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("gossamer")]
-    outcome = {"accuracy": accuracy, "weights": weights.tolist(), "events": swarm.events, "threads": threads}
+    outcome = {
+        "accuracy": accuracy,
+        "weights": weights.tolist(),
+        "events": [str(event) for event in swarm.events],
+        "threads": threads,
+    }
     out.send({"at": "finished", **outcome})
 
 

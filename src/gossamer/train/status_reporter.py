@@ -9,11 +9,12 @@ import contextlib
 import json
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 
 from gossamer.errors import InputError
+from gossamer.process.events import Event
 from gossamer.recording import Recorder
 from gossamer.recording.trace import TraceFile
 from gossamer.results import to_json_data
@@ -33,7 +34,7 @@ class StatusReporter:
         self.board, self.folder, self.status = board, folder, status
         self.events: list[str] = []
         """Events of this reporter and of checkpoints."""
-        self._swarm_events: list[str] = []
+        self._swarm_events: Sequence[Event] = ()
         self.recording = None
         if folder is not None:
             # Without a recording if the folder cannot be written to.
@@ -43,7 +44,7 @@ class StatusReporter:
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def start(self, update: Callable[[], None], stopping: threading.Event, swarm_events: list[str]) -> None:
+    def start(self, update: Callable[[], None], stopping: threading.Event, swarm_events: Sequence[Event]) -> None:
         """Start the thread. ``update()`` brings the status up to date before each publication."""
         self._swarm_events = swarm_events
 
@@ -71,7 +72,7 @@ class StatusReporter:
         self._publish()
 
     def _publish(self) -> None:
-        self.status.events = [*self._swarm_events, *self.events]
+        self.status.events = [*map(str, self._swarm_events), *self.events]
         self.board.put(self.status)
 
     def _write_line(self) -> None:

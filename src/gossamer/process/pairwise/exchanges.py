@@ -20,6 +20,7 @@ from gossamer.process.collectives.group_builder import GroupBuilder
 from gossamer.process.collectives.membership import STUCK_S
 from gossamer.process.collectives.state_transfer import transfer_state
 from gossamer.process.deadline import Deadline
+from gossamer.process.events import EventKind
 from gossamer.process.lifecycle import TrainingEnded
 from gossamer.process.pairwise.edge import Edge, EdgeLost
 from gossamer.process.pairwise.pairing import Agreement, Pairing
@@ -128,7 +129,8 @@ class PairwiseExchanges:
             return (received, scalars) if effect.scalars else received
         if verdict is Verdict.REFUSE:
             self.metrics.refused += 1
-            self.state.events.append(f"refused a message of worker {effect.peer}: not finite or absurdly large")
+            text = f"refused a message of worker {effect.peer}: not finite or absurdly large"
+            self.state.events.add(EventKind.REFUSED, text, effect.peer)
         elif verdict is Verdict.ADOPT:
             # The next exchange is a transfer of the peer's state.
             self.state.nonfinite = self.pairing.needs_state = True
@@ -222,7 +224,8 @@ class PairwiseExchanges:
             self._started, self._exchanging = float("inf"), None
         if takes:
             reason = "our weights were not finite or absurdly large" if nonfinite else "joined"
-            self.state.events.append(f"{reason}: took over the weights of worker {edge.peer}")
+            text = f"{reason}: took over the weights of worker {edge.peer}"
+            self.state.events.add(EventKind.TOOK_OVER, text, edge.peer)
             self.pairing.needs_state = False
 
     # Maintenance

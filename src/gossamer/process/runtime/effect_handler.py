@@ -17,6 +17,7 @@ from gossamer.process.collectives.encoded_mean import EncodedMeans
 from gossamer.process.collectives.groups import TAIL, Groups
 from gossamer.process.collectives.membership import ASYNC, CommAborted, Membership, StepRetry
 from gossamer.process.daemon_executor import DaemonExecutor
+from gossamer.process.events import EventKind
 from gossamer.process.lifecycle import TrainingEnded
 from gossamer.process.pairwise.exchanges import SCALAR_BYTES, PairwiseExchanges
 from gossamer.process.runtime.worker_state import WorkerState, is_finite
@@ -178,7 +179,8 @@ class EffectHandler:
             self._refuse(own=True, of=of, others_finite=True)
         if received is not None and not is_finite(received):
             self.metrics.refused += 1
-            self.state.events.append(f"refused a message of worker {effect.source}: not finite")
+            text = f"refused a message of worker {effect.source}: not finite"
+            self.state.events.add(EventKind.REFUSED, text, effect.source)
             received, scalars = None, ()
         return Shifted(None if received is None else self.staging.to_device(received), scalars, delivered)
 
@@ -186,13 +188,13 @@ class EffectHandler:
         """A part of a collective is not finite. It is left out, unless all parts are so."""
         self.metrics.refused += 1
         if not own:
-            self.state.events.append("refused a part in an average: not finite")
+            self.state.events.add(EventKind.REFUSED, "refused a part in an average: not finite")
         elif others_finite:
-            self.state.events.append("our weights were not finite: taking over those of others")
+            self.state.events.add(EventKind.REFUSED, "our weights were not finite: taking over those of others")
             self.state.nonfinite = True
             of.request(of.generation + 1)
         else:
-            self.state.events.append("our weights are not finite, and nobody's are")
+            self.state.events.add(EventKind.REFUSED, "our weights are not finite, and nobody's are")
 
     def _count(
         self, of: Membership, channel: str, call: Call, size: int, share: float, *tensors: Tensor, num_scalars: int = 0

@@ -12,6 +12,7 @@ from torch import Tensor
 from gossamer.errors import InputError
 from gossamer.process.collectives.call import Call
 from gossamer.process.collectives.membership import FOREGROUND, StepRetry
+from gossamer.process.events import EventKind, Events
 from gossamer.process.metrics import Metrics
 from gossamer.process.runtime.final_average import FinalAverage
 from gossamer.process.runtime.shared_batches import shared_batches
@@ -32,8 +33,9 @@ class Swarm:
         atexit.register(self.close)
 
     @property
-    def events(self) -> list[str]:
-        """What happened to this worker, one line each: groups rebuilt, messages refused, weights taken over."""
+    def events(self) -> Events:
+        """What happened to this worker, oldest first: workers that died or came back, messages refused, weights taken
+        over. Each event has a time, a rank and a kind; ``str(event)`` is a line of text."""
         return self._runtime.state.events
 
     def metrics(self) -> Metrics:
@@ -113,7 +115,8 @@ class Swarm:
             ]
         except StepRetry:
             # The others may have their mean already and have gone on: it cannot be repeated.
-            self.events.append("a worker was lost while the mean was taken: using our own model instead")
+            text = "a worker was lost while the mean was taken: using our own model instead"
+            self.events.add(EventKind.NOT_AVERAGED, text)
             return [vector.to("cpu", copy=True) for vector in vectors]
 
     def finish(self) -> None:

@@ -17,6 +17,7 @@ from gossamer.process.collectives.encoded_mean import EncodedMeans
 from gossamer.process.collectives.group_builder import GroupBuilder
 from gossamer.process.collectives.groups import Groups
 from gossamer.process.collectives.membership import BACKGROUND, FOREGROUND, StepRetry
+from gossamer.process.events import EventKind
 from gossamer.process.lifecycle import Phase, TrainingEnded
 from gossamer.process.pairwise.exchanges import PairwiseExchanges
 from gossamer.process.runtime.driver import Driver
@@ -140,7 +141,7 @@ class WorkerRuntime:
         """Take over the state of the others: the run has begun without this worker, or before it was restarted."""
         self.state.needs_state = True
         self.groups.train.cancelled = lambda: False
-        self.state.events.append("came back: taking over from the others")
+        self.state.events.add(EventKind.TOOK_OVER, "came back: taking over from the others")
         if self.method.pairwise and not self.method.lockstep:
             self._take_weights_of_a_peer()
         else:
@@ -148,7 +149,8 @@ class WorkerRuntime:
             with contextlib.suppress(StepRetry):
                 self.groups.train.rebuild(self._owner)
         if self.state.needs_state:
-            self.state.events.append("nobody is left to take over from: this worker's weights do not count in the end")
+            text = "nobody is left to take over from: this worker's weights do not count in the end"
+            self.state.events.add(EventKind.NOT_AVERAGED, text)
 
     def _take_weights_of_a_peer(self) -> None:
         pairing = self.exchanges.pairing

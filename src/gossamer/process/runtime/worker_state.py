@@ -14,6 +14,7 @@ from gossamer.effects import Mean, Shifted, Ticket
 from gossamer.errors import InputError
 from gossamer.methods import Method
 from gossamer.process.collectives.membership import FOREGROUND, CommAborted
+from gossamer.process.events import EventKind, Events
 from gossamer.process.lifecycle import Lifecycle
 from gossamer.process.metrics import Metrics
 from gossamer.process.runtime.flat_model import FlatModel
@@ -38,8 +39,7 @@ class WorkerState:
         """This worker has sent a vector that is not finite, and needs the others' state."""
         self.stale_gradient = False
         """The gradient in progress is taken at weights that have been replaced since."""
-        self.events: list[str] = []
-        """What happened to this worker, for people."""
+        self.events = Events(worker.rank)
 
     # State transfer (collectives/state_transfer.py)
 
@@ -119,7 +119,7 @@ class WorkerState:
         self.worker.tickets.clear()
 
     def on_membership_change(self) -> None:
-        self.events.append("the group was rebuilt")
+        self.events.add(EventKind.REBUILT, "the group was rebuilt")
         with self.lock:
             self.in_flight.clear()
             self.method.on_membership_change(self.worker)

@@ -1,0 +1,73 @@
+"""What happens to a worker while it trains, as records that programs can filter and lines that people can read.
+
+Each event is also logged, by the standard library's logger ``gossamer``. As in other libraries, the logger has no
+handler of its own: ``logging.basicConfig(level=logging.INFO)`` shows the lines.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from dataclasses import dataclass, field
+from enum import StrEnum
+
+logger = logging.getLogger("gossamer")
+
+
+class EventKind(StrEnum):
+    """What happened. The values are stable: programs may compare them."""
+
+    DIED = "died"
+    """A worker is dead or out of reach."""
+    RETURNED = "returned"
+    """A worker that was dead is there again."""
+    ALONE = "alone"
+    """No other worker is there any more."""
+    REBUILT = "rebuilt"
+    """The members of collectives were agreed on anew."""
+    TOOK_OVER = "took-over"
+    """This worker took over the state of another."""
+    REFUSED = "refused"
+    """A message was not finite or absurdly large, and had no effect."""
+    NOT_AVERAGED = "not-averaged"
+    """A mean that was asked for was not taken over all workers, or this worker's weights did not count in it."""
+    CHOSEN = "chosen"
+    """``method="auto"`` has chosen a method."""
+
+
+_LEVELS = {
+    EventKind.RETURNED: logging.INFO,
+    EventKind.REBUILT: logging.INFO,
+    EventKind.TOOK_OVER: logging.INFO,
+    EventKind.CHOSEN: logging.INFO,
+}
+"""Kinds that are no warning."""
+
+
+@dataclass(frozen=True)
+class Event:
+    """One thing that happened. ``str(event)`` is its line for people."""
+
+    kind: EventKind
+    text: str
+    rank: int
+    """The worker that it is about."""
+    time: float = field(default_factory=time.time)
+    """Seconds since the epoch."""
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Events(list[Event]):
+    """The events of one worker, oldest first. Any thread may add one."""
+
+    def __init__(self, rank: int) -> None:
+        """``rank``: this worker's."""
+        super().__init__()
+        self.rank = rank
+
+    def add(self, kind: EventKind, text: str, rank: int | None = None) -> None:
+        """Add an event about worker ``rank``, by default this one, and log it."""
+        self.append(Event(kind, text, self.rank if rank is None else rank))
+        logger.log(_LEVELS.get(kind, logging.WARNING), "worker %d: %s", self.rank, text)
