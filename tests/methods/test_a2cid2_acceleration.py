@@ -7,7 +7,7 @@ import pytest
 
 from plain_training import cluster_of, simulated
 
-SEEDS = range(5)
+SEEDS = range(3)
 REACHED = 1e-4
 
 
@@ -40,7 +40,7 @@ def test_on_a_ring_of_64_agreement_comes_at_least_5_times_sooner():
         cluster, start = averaging("gossip", "ring", 64, seed)
         cluster.run_until(5 * accelerated)
         still_apart.append(cluster.consensus() > REACHED * start)
-    assert sum(still_apart) >= 3, f"a2cid2 took {accelerated}"
+    assert sum(still_apart) >= 2, f"a2cid2 took {accelerated}"
 
 
 def test_on_the_complete_graph_both_take_the_same_time():
@@ -55,10 +55,10 @@ def test_with_gradients_the_workers_stay_twice_as_close():
     def late_consensus(method):
         result = simulated(
             task="quadratic", dim=8, method=method, topology="ring", workers=64, clock="ideal", rate=1.0,
-            optimizer="sgd", momentum=0.0, lr=0.01, steps=1500, eval_every=1500,
+            optimizer="sgd", momentum=0.0, lr=0.01, steps=600, eval_every=600,
         )  # fmt: skip
-        late = [point.consensus for point in result.history if point.time >= 750]
-        assert len(late) >= 750
+        late = [point.consensus for point in result.history if point.time >= 300]
+        assert len(late) >= 300
         return statistics.fmean(late)
 
     assert 2 * late_consensus("a2cid2") <= late_consensus("gossip")

@@ -22,14 +22,22 @@ def train(folder, *options):
         timeout=100,
     )
     assert done.returncode == 0, done.stderr
-    (result,) = json.loads(done.stdout)["results"]
-    return result
+    return json.loads(done.stdout)["results"]
 
 
-@pytest.mark.parametrize("method", ["gossip", "overlap"])
-def test_a_real_run_is_reported(tmp_path, method):
-    folder = tmp_path / "run"
-    result = train(folder, "--method", method, "--steps", "40", "--straggler", "1:3")
+METHODS = ("gossip", "overlap")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    results = train(folder, "--method", ",".join(METHODS), "--steps", "40", "--straggler", "1:3")
+    return {result["method"]: (folder / result["method"], result) for result in results}
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_real_run_is_reported(runs, method):
+    folder, result = runs[method]
     (run,) = report_document([read_run(folder)])["runs"]
     assert (run["world"], run["finished"], run["notes"]) == ("process", True, [])
     workers = run["workers"]
@@ -57,7 +65,7 @@ def test_the_traces_of_real_workers_join_into_one(tmp_path):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     folder, board = tmp_path / "run", tmp_path / "board"
-    result = train(folder, "--method", "gossip", "--steps", "30", "--trace", "--tensorboard", str(board))
+    (result,) = train(folder, "--method", "gossip", "--steps", "30", "--trace", "--tensorboard", str(board))
     trace = json.loads((folder / "trace.json").read_text())
     events = trace["traceEvents"]
     slices = [event for event in events if event["ph"] == "X"]
