@@ -168,10 +168,19 @@ def read_history(path: Path) -> list[dict[str, Any]]:
 
 
 def save_model(folder: Path, weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
+    def save(part: Path) -> None:
+        try:
+            save_file(dict(weights), part, metadata=dict(metadata))
+        except SafetensorError as error:
+            # Safetensors reports a full disk in a way of its own.
+            part.unlink(missing_ok=True)
+            raise OSError(None, f"{error}") from None
+
     with _writing(folder):
-        _replace(folder / MODEL, lambda part: save_file(dict(weights), part, metadata=dict(metadata)))
+        _replace(folder / MODEL, save)
 
 
 def make_folders(paths: Sequence[Path]) -> None:

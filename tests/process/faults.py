@@ -106,6 +106,19 @@ def test_two_killed_at_once(method: str, victims: tuple[int, int]) -> None:
         good(workers.finished([rank for rank in range(4) if rank not in victims]))
 
 
+@pytest.mark.parametrize("pause_s", [0.15, 0.25, 0.4])
+@pytest.mark.parametrize("method", [name for name in EVERY if name not in PAIRWISE])
+def test_a_worker_dies_after_it_said_that_it_is_there(method: str, pause_s: float) -> None:
+    """The members of a new generation are agreed on while one that would be its lowest rank dies, and one is done."""
+    with RealWorkers(4, method=method, steps=(40, 120, 120, 120)) as workers:
+        workers[0].at("trained")
+        workers[2].step(60)
+        workers.kill(3)
+        time.sleep(pause_s)
+        workers.kill(1)
+        good(workers.finished([0, 2]))
+
+
 def test_killed_one_after_the_other() -> None:
     with RealWorkers(4, method="allreduce", steps=250) as workers:
         for worker in workers:

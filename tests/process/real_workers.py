@@ -118,13 +118,17 @@ class RealWorker:
 class RealWorkers:
     """A job of several workers, all gone when the test is over."""
 
-    def __init__(self, count: int, *, script: Script = train, **order: Any) -> None:
+    def __init__(
+        self, count: int, *, script: Script = train, environment: dict[str, str] | None = None, **order: Any
+    ) -> None:
+        """``environment``: variables besides, or in place of, the usual ones."""
         self.script, self.order = script, order
         self.environment = {
             "WORLD_SIZE": str(count),
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(free_port()),
             "OMP_NUM_THREADS": "1",
+            **(environment or {}),
         }
         self.workers = [RealWorker(rank, self.environment, script, order) for rank in range(count)]
 

@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass, field
 
 from gossamer.process.store.failover_store import FailoverStore
+from gossamer.process.store.parsing import read_number
 from gossamer.results import to_json_data
 
 STARTING, TRAINING, DONE, FAILED = "starting", "training", "done", "failed"
@@ -83,8 +84,11 @@ class StatusBoard:
 
     def get(self, rank: int) -> WorkerStatus | None:
         """Return the newest status of a worker; None if there is none or the store cannot be reached."""
-        text = self._store.get(f"status/{rank}")
-        return None if text is None else WorkerStatus(**json.loads(text))
+        try:
+            status = WorkerStatus(**json.loads(self._store.get(f"status/{rank}") or b"null"))
+        except (ValueError, TypeError):
+            return None
+        return status if status.rank == rank else None
 
     def request_stop(self) -> None:
         self._store.set("stop", "1")
@@ -97,21 +101,19 @@ class StatusBoard:
         self._store.set(f"stop/{rank}", str(step))
 
     def last_step(self, rank: int) -> int | None:
-        step = self._store.get(f"stop/{rank}")
-        return None if step is None else int(step)
+        return read_number(self._store.get(f"stop/{rank}"))
 
     def agree(self, key: str, value: int) -> int:
         """Return the first value that any worker proposed for ``key``; our own if the store cannot be reached."""
-        agreed = self._store.compare_set(key, str(value))
-        return value if agreed is None else int(agreed)
+        agreed = read_number(self._store.compare_set(key, str(value)))
+        return value if agreed is None else agreed
 
     def request_checkpoint(self, total_steps: int) -> None:
         """Ask all workers for a checkpoint, named for the steps that they have made together."""
         self._store.set("checkpoint", str(total_steps))
 
     def requested_checkpoint(self) -> int:
-        total_steps = self._store.get("checkpoint")
-        return 0 if total_steps is None else int(total_steps)
+        return read_number(self._store.get("checkpoint")) or 0
 
     def close(self) -> None:
         self._store.close()

@@ -19,6 +19,7 @@ from gossamer.process.collectives.membership import AVERAGED, FINISH, FOREGROUND
 from gossamer.process.collectives.state_transfer import TransferableState
 from gossamer.process.lifecycle import Lifecycle
 from gossamer.process.store.heartbeats import Heartbeats
+from gossamer.process.store.parsing import Refusals
 
 TAIL = 4 + MAX_SCALARS
 """What follows a vector in an all-reduce: its weight, the residue of the round and its square, the number of scalars,
@@ -49,11 +50,19 @@ class Groups:
         heartbeats: Heartbeats,
         state: TransferableState,
         lifecycle: Lifecycle,
+        refusals: Refusals,
         owner: str,
     ) -> None:
         """``owner``: the channel that rebuilds the membership for training."""
         self.rank, self.everybody, self.lifecycle = builder.rank, range(num_workers), lifecycle
-        make = partial(Membership, everybody=self.everybody, builder=builder, heartbeats=heartbeats, state=state)
+        make = partial(
+            Membership,
+            everybody=self.everybody,
+            builder=builder,
+            heartbeats=heartbeats,
+            state=state,
+            refusals=refusals,
+        )
         self.train = make(TRAIN, owner, over=lambda: lifecycle.stopped)
         self.averaged = make(AVERAGED, FOREGROUND, over=lambda: lifecycle.stopped)
         self.finish = make(FINISH, FOREGROUND, over=lambda: lifecycle.closed)

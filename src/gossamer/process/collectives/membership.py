@@ -4,7 +4,7 @@ A membership has *generations*. The members of a generation are agreed on once, 
 
 1. Somebody requests generation g + 1: a collective failed, or a worker came back.
 2. Every worker polls for requests in the background and marks itself present in the new generation.
-3. Once every worker is present, dead or done, the lowest present rank publishes the list of members.
+3. Once every worker is present, dead or done, the lowest rank that is still there publishes the list of members.
 4. The members connect process groups among themselves, each on first use.
 5. Members that are behind the others take over the state of one that is not (``state_transfer``).
 
@@ -35,6 +35,7 @@ from gossamer.process.collectives.state_transfer import TransferableState, trans
 from gossamer.process.deadline import Deadline
 from gossamer.process.lifecycle import TrainingEnded
 from gossamer.process.store.heartbeats import Heartbeats
+from gossamer.process.store.parsing import Refusals, read_number, read_ranks
 
 POLL_S = 0.02
 MIN_DEADLINE_S = 60.0
@@ -73,9 +74,11 @@ class Membership:
         builder: GroupBuilder,
         heartbeats: Heartbeats,
         state: TransferableState,
+        refusals: Refusals,
         over: Callable[[], bool],
     ) -> None:
         """``owner``: the channel that rebuilds the membership. ``over()``: nobody needs it any more."""
+        self.refusals = refusals
         self.owner, self.everybody, self.over = owner, everybody, over
         self.rank, self.store = builder.rank, builder.store
         self.builder, self.heartbeats, self.state = builder, heartbeats, state
@@ -225,11 +228,17 @@ class Membership:
         key = f"{self.key}/requested"
         while True:
             value = self.store.get(key)
-            wanted = raised(int(value) if value is not None else -1)
-            if value is not None and int(value) >= wanted:
+            current = self.refusals.checked(key, value, read_number(value))
+            wanted = raised(-1 if current is None else current)
+            if current is not None and current >= wanted:
                 return
-            stored = self.store.compare_set(key, str(wanted), expected=value.decode() if value is not None else "")
-            if stored is None or stored.decode() == str(wanted):
+            if value is not None and current is None:
+                # What cannot be read cannot be compared either. A higher number that is lost is requested again.
+                self.store.set(key, str(wanted))
+                self.requested = max(self.requested, wanted)
+                return
+            stored = self.store.compare_set(key, str(wanted), expected="" if current is None else str(current))
+            if stored is None or stored == str(wanted).encode():
                 self.requested = max(self.requested, wanted)
                 return
 
@@ -238,19 +247,24 @@ class Membership:
         if self.generation >= 0:
             ours = json.dumps(self.members)
             stored = self.store.compare_set(f"{self.key}/{self.generation}/members", ours)
-            self.request(self.generation if stored is None or stored.decode() == ours else self.generation + 1)
+            self.request(self.generation if stored is None or stored == ours.encode() else self.generation + 1)
 
     def poll(self) -> None:
         """Read which generation is requested and mark this worker present in it. Runs in the heartbeat thread."""
-        value = self.store.get(f"{self.key}/requested")
-        requested = int(value) if value is not None else 0
+        requested = self._read_requested()
         if requested < self.requested:
-            # Our request went to a store that has died.
+            # Our request went to a store that has died, or somebody wrote over it.
             self.request(self.requested)
         self.requested = max(self.requested, requested)
         if self._aligned and self.requested > self.generation:
             self.store.set(f"{self.key}/{self.requested}/present/{self.rank}", "1")
         self._unblock()
+
+    def _read_requested(self) -> int:
+        """Return the requested generation in the store; 0 if there is none that can be read."""
+        key = f"{self.key}/requested"
+        value = self.store.get(key)
+        return self.refusals.checked(key, value, read_number(value)) or 0
 
     def _unblock(self) -> None:
         """Close the groups of a collective that waits for a dead member, or that others have given up."""
@@ -317,17 +331,19 @@ class Membership:
                 raise TrainingEnded
             self.store.set(f"{name}/present/{self.rank}", "1")
             published = self.store.get(f"{name}/members")
+            if published is None:
+                present = [rank for rank in self.everybody if self.store.get(f"{name}/present/{rank}") is not None]
+                if all(rank in present or self._gone(rank) for rank in self.everybody):
+                    # Some may have died, or ended their training, after they were present.
+                    there = [rank for rank in present if not self._gone(rank)]
+                    if self.rank == there[0]:
+                        published = self.store.compare_set(f"{name}/members", json.dumps(there))
             if published is not None:
-                return list(json.loads(published))
-            present = [rank for rank in self.everybody if self.store.get(f"{name}/present/{rank}") is not None]
-            gone = [rank for rank in self.everybody if rank not in present and self._gone(rank)]
-            if self.rank == min(present, default=-1) and len(present) + len(gone) == len(self.everybody):
-                published = self.store.compare_set(f"{name}/members", json.dumps(present))
-                if published is not None:
-                    return list(json.loads(published))
-            newer = self.store.get(f"{self.key}/requested")
-            if newer is not None:
-                self.requested = max(self.requested, int(newer))
+                members = read_ranks(published, self.everybody)
+                if self.refusals.checked(f"{name}/members", published, members) is not None:
+                    return list(members or ())
+                self.request(generation + 1)
+            self.requested = max(self.requested, self._read_requested())
             if self.requested > generation:
                 return []
             time.sleep(POLL_S)

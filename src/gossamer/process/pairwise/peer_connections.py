@@ -15,6 +15,8 @@ from gossamer.process.collectives.group_builder import BUILD_TIMEOUT_S, GroupBui
 from gossamer.process.pairwise.edge import Edge
 
 CLOSE_TIMEOUT_S = 2.0
+MAX_NAME_BYTES = 128
+"""Of a request, or of the edge that answers it: two identifiers of 32 letters."""
 
 
 class PeerConnections:
@@ -53,15 +55,15 @@ class PeerConnections:
                 continue
             if self.rank < peer:
                 request = self.store.get(f"connect/{self.rank}-{peer}")
-                if request is None or self._answered.get(peer) == request.decode():
+                if request is None or self._answered.get(peer) == _name(request):
                     continue
-                self._answered[peer] = request.decode()
-                name = f"{request.decode()}/{uuid.uuid4().hex}"
+                self._answered[peer] = _name(request)
+                name = f"{_name(request)}/{uuid.uuid4().hex}"
                 if self.store.set(f"edge/{self.rank}-{peer}", name):
                     self._start_building(peer, name)
             else:
                 answer = self.store.get(f"edge/{peer}-{self.rank}")
-                name = answer.decode() if answer is not None else ""
+                name = _name(answer) if answer is not None else ""
                 if name.startswith(self._requests[peer] + "/") and self._answered.get(peer) != name:
                     self._answered[peer] = name
                     self._start_building(peer, name)
@@ -117,9 +119,14 @@ class PeerConnections:
     def _superseded(self, peer: int, name: str) -> bool:
         """Return whether ``peer`` has published a newer request: it will not build the edge of this name."""
         request = self.store.get(f"connect/{self.rank}-{peer}") if self.rank < peer else None
-        return request is not None and not name.startswith(request.decode() + "/")
+        return request is not None and not name.startswith(_name(request) + "/")
 
     def _lost(self, edge: Edge) -> None:
         self.num_lost += 1
         if not self._closed:
             self._request(edge.peer)
+
+
+def _name(published: bytes) -> str:
+    """Return the name of a request or an edge. One that was not made by a worker fits no answer."""
+    return published[:MAX_NAME_BYTES].decode("ascii", errors="replace")

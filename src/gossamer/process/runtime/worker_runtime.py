@@ -27,6 +27,7 @@ from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.staging import Staging
 from gossamer.process.runtime.worker_state import WorkerState
 from gossamer.process.store.heartbeats import Heartbeats, HeartbeatThread
+from gossamer.process.store.parsing import Refusals, read_address, read_time
 from gossamer.process.store.rank_info import RankInfo, local_address
 from gossamer.recording import Recorder
 from gossamer.topology import Topology
@@ -80,7 +81,10 @@ class WorkerRuntime:
         builder = GroupBuilder(self.rank, self.store)
         # A method that averages in the background only also rebuilds its membership there, so no step waits for it.
         self._owner = BACKGROUND if has_background and not method.lockstep else FOREGROUND
-        self.groups = Groups(topology.workers, builder, self.heartbeats, self.state, self.lifecycle, self._owner)
+        self.refusals = Refusals(lambda text: self.state.events.add(EventKind.REFUSED, text))
+        self.groups = Groups(
+            topology.workers, builder, self.heartbeats, self.state, self.lifecycle, self.refusals, self._owner
+        )
         neighbours = topology.neighbours(self.rank) if method.pairwise else ()
         links = encoded = None
         if codec is not None:
@@ -133,9 +137,10 @@ class WorkerRuntime:
         A resumed run began as long ago as it has lasted.
         """
         began = time.time() - self.recorder.resumed_after_s
-        agreed = self.store.compare_set("began", repr(began))
+        published = self.store.compare_set("began", f"{began:.6f}")
+        agreed = self.refusals.checked("began", published, read_time(published))
         self.driver.last_step_at = time.monotonic()
-        self.recorder.origin = self.driver.last_step_at - (time.time() - (float(agreed) if agreed else began))
+        self.recorder.origin = self.driver.last_step_at - (time.time() - (began if agreed is None else agreed))
 
     def _come_back(self) -> None:
         """Take over the state of the others: the run has begun without this worker, or before it was restarted."""
@@ -184,10 +189,11 @@ class WorkerRuntime:
     def _check(self, rank: int) -> None:
         """Check whether ``rank`` is alive, and where its spare store is."""
         self.heartbeats.dead(rank)
-        address = self.store.get(f"address/{rank}")
+        key = f"address/{rank}"
+        published = self.store.get(key)
+        address = self.refusals.checked(key, published, read_address(published))
         if address is not None:
-            host, port = address.decode().split()
-            self.store.spares[rank] = (host, int(port))
+            self.store.spares[rank] = address
 
     def _poll(self) -> None:
         """Maintain the connections. Runs in the heartbeat thread, ten times a second."""

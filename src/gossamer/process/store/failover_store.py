@@ -9,6 +9,7 @@ build new connections. So each worker simply republishes its own entries after a
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import socket
 import threading
 import time
@@ -134,7 +135,7 @@ class FailoverStore:
 
     def host_spare(self, host: str) -> Address:
         """Start a spare store in this process and return its address."""
-        spare = host_store(host, 0, SPARE_TIMEOUT_S, interface=host)
+        spare = host_store(host, 0, SPARE_TIMEOUT_S)
         self._hosted.append(spare)
         return host, spare.port
 
@@ -270,19 +271,24 @@ class FailoverStore:
             callback()
 
 
-def host_store(host: str, port: int, timeout_s: float, interface: str = "0.0.0.0") -> dist.TCPStore:
+def host_store(host: str, port: int, timeout_s: float) -> dist.TCPStore:
     """Host a store in this process; several users of one address share it.
+
+    It listens on ``host`` alone if that is an address of this machine, else on all its addresses: others may know a
+    name by another address than this machine does.
 
     Torch's store does a reverse look-up of every client's address before it answers anybody. Over IPv6, on which torch
     would listen, this host has no name without a name server, and if that does not answer either the store stalls for
-    seconds. So we hand it a socket that listens on IPv4 if the address is one.
+    seconds. So we hand it a socket that listens on IPv4, unless the address is one of IPv6.
     """
     listening = None
-    with contextlib.suppress(OSError):
+    for interface in listening_addresses(host):
         # If the port is taken, then by this process itself; else torch reports the error.
-        socket.getaddrinfo(host, port, socket.AF_INET)
-        listening = socket.create_server((interface, port), backlog=2048)
-        port = listening.getsockname()[1]
+        with contextlib.suppress(OSError):
+            family = socket.AF_INET6 if ":" in interface else socket.AF_INET
+            listening = socket.create_server((interface, port), family=family, backlog=2048)
+            port = listening.getsockname()[1]
+            break
     return dist.TCPStore(
         host,
         port,
@@ -293,6 +299,18 @@ def host_store(host: str, port: int, timeout_s: float, interface: str = "0.0.0.0
         multi_tenant=True,
         master_listen_fd=None if listening is None else listening.detach(),
     )
+
+
+def listening_addresses(host: str) -> list[str]:
+    """Return the addresses to listen on, the first that can be: ``host`` itself, if it is one, before all."""
+    if host == "localhost":
+        return ["127.0.0.1"]
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return ["0.0.0.0"]
+    everywhere = "::" if address.version == 6 else "0.0.0.0"
+    return [host] if address.is_loopback else [host, everywhere]
 
 
 def _connect(address: Address) -> dist.Store:

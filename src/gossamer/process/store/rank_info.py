@@ -123,7 +123,10 @@ def _lock_port(port: int) -> None:
 
 def local_address(store_host: str) -> str:
     """Return the address under which other workers reach this process: that of the route to the store."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+    # IPv4 if the store has such an address: gloo takes it by default.
+    found = socket.getaddrinfo(store_host, 9, type=socket.SOCK_DGRAM)
+    family, _, _, _, address = next((entry for entry in found if entry[0] == socket.AF_INET), found[0])
+    with socket.socket(family, socket.SOCK_DGRAM) as probe:
         # Connecting a datagram socket sends nothing; it only looks up the route.
-        probe.connect((socket.gethostbyname(store_host), 9))
+        probe.connect(address)
         return str(probe.getsockname()[0])

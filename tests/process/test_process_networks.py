@@ -1,0 +1,94 @@
+"""Faults of networks and stores: deaths in a row, values in the store that nobody wrote, where the store listens."""
+
+from __future__ import annotations
+
+import socket
+import time
+from datetime import timedelta
+
+import faults
+import pytest
+import torch.distributed as dist
+from real_workers import RealWorkers
+
+from gossamer.process.store.failover_store import host_store, listening_addresses
+from gossamer.process.store.parsing import Refusals, read_address, read_number, read_ranks, read_time
+from gossamer.process.store.rank_info import local_address
+
+pytestmark = pytest.mark.timeout(150)
+
+
+def test_a_worker_dies_after_it_said_that_it_is_there() -> None:
+    faults.test_a_worker_dies_after_it_said_that_it_is_there("overlap", 0.25)
+
+
+@pytest.mark.parametrize("method", ["allreduce", "a2cid2"])
+def test_values_in_the_store_that_no_worker_wrote(method: str) -> None:
+    with RealWorkers(3, method=method, steps=150) as workers:
+        for worker in workers:
+            worker.step(20)
+        host, port = workers.environment["MASTER_ADDR"], int(workers.environment["MASTER_PORT"])
+        store = dist.TCPStore(host, port, None, False, timedelta(seconds=10), wait_for_workers=False)
+        for key in ("address/2", "beat/1", "began", "connect/0-2", "edge/0-1", "batches"):
+            store.set(f"gossamer/run/0/0/{key}", "x")
+        for generation in range(4):
+            store.set(f"gossamer/run/0/0/group/train/{generation}/members", b"\xff[1, ")
+        store.set("gossamer/run/0/0/group/train/requested", "abc")
+        time.sleep(0.5)
+        workers.kill(1)
+        ends = workers.finished([0, 2])
+    faults.good(ends)
+    assert any("refused what the store has at" in event for event in ends[0]["events"])
+
+
+def test_what_cannot_be_read_counts_as_not_published() -> None:
+    for bad in (None, b"", b"abc", b"-1", b"1.5", b"1" * 16, b" 1", "١".encode()):
+        assert read_number(bad) is None
+    assert read_number(b"017") == 17
+    for bad in (None, b"", b"nan", b"inf", b"1e9", b"-1.0"):
+        assert read_time(bad) is None
+    assert read_time(b"1700000000.25") == 1700000000.25
+    for bad in (None, b"x", b"host", b"host 0", b"host 65536", b"a b 3", b"host\n3", b"\xff 3"):
+        assert read_address(bad) is None
+    assert read_address(b"fe80::1 80") == ("fe80::1", 80)
+    for bad in (None, b"", b"\xff[", b"{}", b"[]", b"[1, 0]", b"[0, 0]", b"[0, 3]", b"[true]", b'["0"]', b"[0.0]"):
+        assert read_ranks(bad, range(3)) is None
+    assert read_ranks(b"[0, 2]", range(3)) == [0, 2]
+
+
+def test_each_value_that_cannot_be_read_is_said_once() -> None:
+    lines: list[str] = []
+    refusals = Refusals(lines.append)
+    for _ in range(3):
+        assert refusals.checked("address/1", b"x", None) is None
+    assert refusals.checked("address/2", None, None) is None
+    assert refusals.checked("address/2", b"1", 1) == 1
+    assert (refusals.count, len(lines)) == (3, 1)
+    assert "address/1" in lines[0]
+
+
+def test_a_store_listens_where_it_is_asked_to() -> None:
+    assert listening_addresses("127.0.0.1") == listening_addresses("localhost") == ["127.0.0.1"]
+    assert listening_addresses("::1") == ["::1"]
+    assert listening_addresses("192.0.2.1") == ["192.0.2.1", "0.0.0.0"]
+    assert listening_addresses("a-name") == ["0.0.0.0"]
+    store = host_store("127.0.0.1", 0, 10.0)
+    # Another address of this machine.
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", store.port), 5)
+    socket.create_connection(("127.0.0.1", store.port), 5).close()
+
+
+def has_ipv6() -> bool:
+    try:
+        socket.create_server(("::1", 0), family=socket.AF_INET6).close()
+    except OSError:
+        return False
+    return True
+
+
+@pytest.mark.skipif(not has_ipv6(), reason="this machine has no IPv6")
+def test_workers_meet_over_ipv6() -> None:
+    assert local_address("::1") == "::1"
+    with RealWorkers(2, method="gossip", steps=40, environment={"MASTER_ADDR": "::1"}) as workers:
+        faults.good(workers.finished())
