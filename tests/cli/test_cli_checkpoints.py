@@ -182,6 +182,27 @@ def test_a_disk_that_is_full_does_not_end_the_training(command, task):
     assert not list((task / "run").rglob("*.part"))
 
 
+def test_a_model_that_does_not_fit_in_the_end_is_an_error(command, task):
+    program, environment = command
+    ran = subprocess.run(
+        [
+            *(*program, "train", "--task", "quadratic", "--dim", "20000", "--workers", "2", "--steps", "10"),
+            *("--method", "allreduce", "--out", "run"),
+        ],
+        env=environment,
+        cwd=task,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)),
+    )
+    assert ran.returncode == 2, ran.stderr
+    (line,) = [line for line in ran.stderr.splitlines() if line.startswith("gossamer: ")]
+    assert line.startswith("gossamer: --out run cannot be written to: ")
+    assert "Traceback" not in ran.stderr
+    assert not list((task / "run").rglob("model*"))
+
+
 def test_a_state_that_cannot_be_written_leaves_the_one_before(tmp_path, monkeypatch):
     path = tmp_path / "0.safetensors"
     state = {"a": torch.arange(3), "b": [1, (2.5, None)], "c": {0: torch.ones(2, 2).t(), "d": 2**70}}
