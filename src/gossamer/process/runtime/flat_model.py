@@ -23,6 +23,11 @@ from gossamer.errors import InputError, unknown
 from gossamer.flat import Flat
 
 
+def plain_name(name: str) -> str:
+    """Return the name of a parameter or buffer without what ``torch.compile`` adds: some workers may compile."""
+    return name.replace("_orig_mod.", "")
+
+
 class FlatModel:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, two_vectors: bool) -> None:
         self.model, self.optimizer, self.two_vectors = model, optimizer, two_vectors

@@ -17,7 +17,7 @@ from gossamer.process.collectives.membership import FOREGROUND, CommAborted
 from gossamer.process.events import EventKind, Events
 from gossamer.process.lifecycle import Lifecycle
 from gossamer.process.metrics import Metrics
-from gossamer.process.runtime.flat_model import FlatModel
+from gossamer.process.runtime.flat_model import FlatModel, plain_name
 from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.staging import Staging
 
@@ -112,6 +112,11 @@ class WorkerState:
 
     def _forget(self) -> None:
         """Drop the method's state and the optimizer's moments: they belong to weights that are replaced."""
+        state = self.flat_model.optimizer.state
+        for index, _, value in self._optimizer_state():
+            if isinstance(value, Tensor) and value.dim() and not value.is_floating_point():
+                # Moments in 8 bits, with a table of what they mean: the optimizer begins anew where it has no state.
+                state.pop(self.flat_model.parameters[index], None)
         moments = [value for _, _, value in self._optimizer_state() if isinstance(value, Tensor) and value.dim()]
         for tensor in (*self.worker.vectors.values(), *moments):
             tensor.zero_()
@@ -125,7 +130,7 @@ class WorkerState:
             self.method.on_membership_change(self.worker)
 
     def _buffers(self) -> dict[str, Tensor]:
-        return dict(self.flat_model.model.named_buffers())
+        return {plain_name(name): buffer for name, buffer in self.flat_model.model.named_buffers()}
 
     def _optimizer_state(self) -> list[tuple[int, str, Any]]:
         """Return the optimizer's state as (parameter index, name, value)."""
