@@ -83,7 +83,6 @@ class WorkerRuntime:
         """Mini-batches that all workers together have taken, as far as this one knows (``shared_batches``)."""
         self._joined = False
 
-        register(self.flat_model, self.lifecycle)
         events = self.state.events
         self.store = rank_info.connect_store(timeout_s, partial(events.add, EventKind.WAITING))
         self.heartbeats = Heartbeats(self.rank, self.store)
@@ -94,7 +93,7 @@ class WorkerRuntime:
             # Before anything is published: a worker that does not fit a run that has begun must not disturb it.
             self._handshake.check_run()
         except BaseException:
-            self.lifecycle.advance(Phase.CLOSED)
+            self.state.watch.close()
             self.store.close()
             raise
         builder = GroupBuilder(self.rank, self.store)
@@ -118,6 +117,7 @@ class WorkerRuntime:
             raise
         method.begin(self.worker)
         self.state.write_eval_point()
+        register(self.flat_model, self.lifecycle)
 
     # Joining
 

@@ -20,6 +20,7 @@ from gossamer.process.metrics import Metrics
 from gossamer.process.runtime.flat_model import FlatModel, plain_name
 from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.staging import Staging
+from gossamer.process.runtime.weight_watch import WeightWatch
 
 
 class WorkerState:
@@ -40,6 +41,7 @@ class WorkerState:
         self.stale_gradient = False
         """The gradient in progress is taken at weights that have been replaced since."""
         self.events = Events(worker.rank)
+        self.watch = WeightWatch(flat_model, self.events)
 
     # State transfer (collectives/state_transfer.py)
 
@@ -109,6 +111,7 @@ class WorkerState:
         elif self.flat_model.two_vectors:
             self.flat_model.weights.copy_(self.flat_model.x)
         self.flat_model.round_parameters()
+        self.watch.written()
 
     def _forget(self) -> None:
         """Drop the method's state and the optimizer's moments: they belong to weights that are replaced."""
