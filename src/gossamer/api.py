@@ -168,9 +168,9 @@ def join(
             raise InputError("method auto chooses the topology and the options too: leave them out, or name a method")
         from gossamer.plan.auto import choose_for_loop
 
-        choice = choose_for_loop(find_rank_info(), model, optimizer, loss)
-        method, topology, settings = choice.candidate.method, choice.candidate.topology, dict(choice.candidate.options)
-        chosen = f"auto: {choice.verdict}"
+        candidate, verdict = choose_for_loop(find_rank_info(), model, optimizer, loss, timeout)
+        method, topology, settings = candidate.method, candidate.topology, dict(candidate.options)
+        chosen = f"auto: {verdict}"
     rank_info = find_rank_info()
     if isinstance(method, Method):
         instance, graph = method, check_ready(method, rank_info.workers, settings)

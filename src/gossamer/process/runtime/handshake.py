@@ -8,8 +8,11 @@ failed: it compares itself with that, and if it differs, only this worker fails.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
+from collections.abc import Iterator
+from functools import partial
 from typing import NamedTuple
 
 from gossamer.errors import InputError
@@ -17,7 +20,8 @@ from gossamer.process.events import EventKind, Events
 from gossamer.process.runtime import join_facts
 from gossamer.process.runtime.join_facts import Facts, name_ranks
 from gossamer.process.store.failover_store import FailoverStore
-from gossamer.process.store.heartbeats import Heartbeats
+from gossamer.process.store.heartbeats import Heartbeats, HeartbeatThread
+from gossamer.process.store.rank_info import RankInfo
 
 POLL_S = 0.02
 LOOK_S = 0.3
@@ -190,6 +194,26 @@ class Handshake:
         there = [rank for rank in range(self.workers) if self.store.get(f"handshake/rank/{rank}") is not None]
         while time.monotonic() < until and not self.store.has_all([f"handshake/read/{rank}" for rank in there]):
             time.sleep(POLL_S)
+
+
+@contextlib.contextmanager
+def shaken_hands(rank_info: RankInfo, facts: Facts, timeout_s: float) -> Iterator[tuple[FailoverStore, bool]]:
+    """Compare with the other workers before anything else is set up; yield the store, and whether they have begun."""
+    events, rank = Events(rank_info.rank), rank_info.rank
+    store = rank_info.connect_store(timeout_s, partial(events.add, EventKind.WAITING))
+    heartbeats = Heartbeats(rank, store)
+    handshake = Handshake(rank, rank_info.workers, facts, store, heartbeats, timeout_s, events)
+    thread = None
+    try:
+        begun = handshake.check_run()
+        if not begun:
+            thread = HeartbeatThread(heartbeats)
+            handshake.run()
+        yield store, begun
+    finally:
+        if thread is not None:
+            thread.close()
+        store.close()
 
 
 class _Wait:
