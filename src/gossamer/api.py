@@ -101,11 +101,13 @@ def join(
     wire: str | Codec = "float32",
     transport: str = "gloo",
     loss: Callable[[], Tensor] | None = None,
+    timeout: float = 300.0,
     **settings: Any,
 ) -> Swarm:
     """Train ``model`` together with the other workers of this job, which torchrun starts like any PyTorch job.
 
-    Returns when all workers have joined. The training loop stays as it is, including ``optimizer.step()``. Each worker
+    Returns when all workers have joined and compared what has to be the same on all of them; if something differs,
+    every worker raises the same error. The training loop stays as it is, including ``optimizer.step()``. Each worker
     must see its own share of the data, for example by a ``DistributedSampler``:
 
     ```python
@@ -120,7 +122,8 @@ def join(
     Args:
         model: The model. Its trainable parameters become views of one flat vector, and all workers start from the
             weights and buffers of rank 0.
-        optimizer: The optimizer of the model's parameters.
+        optimizer: The optimizer of exactly the model's trainable parameters; frozen ones may be in it too. That inside
+            Accelerate's and Lightning's wrappers is found.
         method: A name that ``gossamer methods`` lists, the path of a Python file that defines a method (``path.py`` or
             ``path.py:Class``), a subclass of ``gossamer.Method``, or such a method, built already with its settings
             and its topology. ``auto`` measures the workers for some seconds, plans, and uses the best method and
@@ -134,24 +137,27 @@ def join(
             between GPUs, if each worker has its own. Pairwise exchanges always go through host memory.
         loss: Only for ``auto``, to time a step: a function that returns the loss of one mini-batch, such as
             ``lambda: loss_fn(model(x), y)``. The model and the optimizer are restored afterwards.
+        timeout: How many seconds to wait for the other workers.
         **settings: Options of the method by name, such as ``rate=2``.
 
     Returns:
         The handle of this worker, to evaluate, checkpoint and finish with.
 
     Raises:
-        InputError: If a name, an option or the optimizer cannot be used.
+        InputError: If an argument cannot be used, if workers differ, or if some do not come within ``timeout``.
     """
-    from torch.optim import LBFGS
-
     from gossamer.process.events import EventKind
+    from gossamer.process.runtime import join_checks
     from gossamer.process.runtime.swarm import Swarm
     from gossamer.process.runtime.worker_runtime import WorkerRuntime
     from gossamer.process.store.rank_info import find_rank_info
 
     if transport not in TRANSPORTS:
         raise unknown("transport", transport, TRANSPORTS)
+    if not timeout > 0:
+        raise InputError(f"timeout is {timeout}: expected a number of seconds above 0, such as 300")
     _check_topology(method, topology)
+    model, optimizer = join_checks.check(model, optimizer)
     chosen = ""
     if method == AUTO:
         if loss is None:
@@ -162,9 +168,9 @@ def join(
             raise InputError("method auto chooses the topology and the options too: leave them out, or name a method")
         from gossamer.plan.auto import choose_for_loop
 
-        choice = choose_for_loop(find_rank_info(), model, optimizer, loss)
-        method, topology, settings = choice.candidate.method, choice.candidate.topology, dict(choice.candidate.options)
-        chosen = f"auto: {choice.verdict}"
+        candidate, verdict = choose_for_loop(find_rank_info(), model, optimizer, loss, timeout)
+        method, topology, settings = candidate.method, candidate.topology, dict(candidate.options)
+        chosen = f"auto: {verdict}"
     rank_info = find_rank_info()
     if isinstance(method, Method):
         instance, graph = method, check_ready(method, rank_info.workers, settings)
@@ -172,14 +178,14 @@ def join(
         graph = build(RunConfig.topology if topology == "" else topology, workers=rank_info.workers, seed=seed)
         instance = _built(method, settings, graph)
     instance.check_optimizer(optimizer)
-    if isinstance(optimizer, LBFGS):
-        raise InputError("LBFGS takes several gradients per step, workers exchange after one: take another optimizer")
     codec = find_codec(wire)
     if codec is not None and not is_encodable(instance):
         raise InputError(
             f"wire is for models that are exchanged or averaged, which {instance.name} does not do: leave it out"
         )
-    runtime = WorkerRuntime(model, optimizer, instance, graph, rank_info, seed, transport, codec=codec)
+    runtime = WorkerRuntime(
+        model, optimizer, instance, graph, rank_info, seed, transport, codec=codec, timeout_s=timeout
+    )
     swarm = Swarm(runtime)
     if chosen:
         swarm.events.add(EventKind.CHOSEN, chosen)

@@ -83,7 +83,7 @@ class DiLoCo(Method):
 
     def __init__(self, config: DiLoCoConfig, topology: Topology) -> None:
         super().__init__(config, topology)
-        self.config = config
+        self.config: DiLoCoConfig = config
         self.alpha = config.alpha if config.alpha >= 0 else 0.5 if config.delay else 0.0
         # The averages in flight are the same for all workers, too.
         self.shared = (*type(self).shared, *map(ticket_name, range(config.fragments)))  # type: ignore[misc]

@@ -98,7 +98,7 @@ class Divisible(Method):
 
     def __init__(self, config: DivisibleConfig, topology: Topology) -> None:
         super().__init__(config, topology)
-        self.config = config
+        self.config: DivisibleConfig = config
         self.delay = config.period if config.delay < 0 else config.delay
         self.compressor = compress.make(config.compressor, config.ratio)
 

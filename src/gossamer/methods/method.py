@@ -89,8 +89,11 @@ class Method:
         "Whether workers exchange in pairs (``Pair``, ``Swap``).",
     )
 
+    config: Any
+    """The settings that this object was built with. All workers of a run must have the same."""
+
     def __init__(self, config: MethodConfig, topology: Topology) -> None:
-        self.topology = topology
+        self.config, self.topology = config, topology
 
     def check_optimizer(self, optimizer: Optimizer) -> None:
         """Raise ``InputError`` if the method cannot work with this optimizer."""

@@ -77,7 +77,7 @@ class NoLoCo(Method):
 
     def __init__(self, config: NoLoCoConfig, topology: Topology) -> None:
         super().__init__(config, topology)
-        self.config = config
+        self.config: NoLoCoConfig = config
         self.pull = config.anchor_pull if config.anchor_pull >= 0 else 1 - config.outer_momentum**2
 
     def begin(self, worker: Worker) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
@@ -10,11 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.config import AUTO
+from gossamer.errors import InputError
 from gossamer.plan.cluster_spec import ClusterSpec
 from gossamer.plan.predict import Candidate
 from gossamer.plan.probe.prober import TrainingSteps, probe
-from gossamer.plan.probe.session import ProbeSession, WorkerLost
+from gossamer.plan.probe.session import ProbeSession, WorkerLost, keep_store_alive
 from gossamer.plan.recommend import Workload, make_plan
+from gossamer.process.runtime.handshake import shaken_hands
+from gossamer.process.runtime.join_facts import find_facts_of_auto
 from gossamer.process.store.rank_info import RankInfo
 from gossamer.topology import fits, names, uses_nodes
 
@@ -92,11 +96,45 @@ class LossSteps:
 
 
 def choose_for_loop(
-    rank_info: RankInfo, model: nn.Module, optimizer: torch.optim.Optimizer, loss: Callable[[], Tensor]
-) -> Choice:
-    steps = LossSteps(model, optimizer, loss)
+    rank_info: RankInfo,
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    loss: Callable[[], Tensor],
+    timeout_s: float,
+) -> tuple[Candidate, str]:
+    """Return what to train with, the same on every worker, and the reason. A worker that comes back gets it too.
+
+    InputError if workers differ, do not come within ``timeout_s``, or die meanwhile.
+    """
+    keep_store_alive(rank_info)
+    facts = find_facts_of_auto(model, optimizer, rank_info.workers)
+    with shaken_hands(rank_info, facts, timeout_s) as (store, begun):
+        if begun:
+            return _parse_choice(store.get("auto/choice"))
+        steps = LossSteps(model, optimizer, loss)
+        try:
+            choice = choose(rank_info, steps, lambda began: None, type(optimizer).__name__.lower(), knows_nodes=False)
+        except WorkerLost as lost:
+            raise InputError(
+                f"{lost} was lost while auto measured: start all workers again, or name a method"
+            ) from None
+        finally:
+            steps.restore()
+        chosen = choice.candidate
+        published = {"method": chosen.method, "topology": chosen.topology, "options": dict(chosen.options)}
+        store.set("auto/choice", json.dumps({**published, "verdict": choice.verdict}))
+    return chosen, choice.verdict
+
+
+def _parse_choice(text: bytes | None) -> tuple[Candidate, str]:
+    """Return what the others have chosen, as they published it."""
     try:
-        choice = choose(rank_info, steps, lambda began: None, type(optimizer).__name__.lower(), knows_nodes=False)
-    finally:
-        steps.restore()
-    return choice
+        found = json.loads(text or b"")
+        method, topology, options, verdict = (found[name] for name in ("method", "topology", "options", "verdict"))
+    except (ValueError, KeyError, TypeError):
+        method = options = None
+    if not (isinstance(method, str) and isinstance(options, dict)):
+        raise InputError(
+            "the other workers measure for auto without this one: start all workers again, or name a method"
+        )
+    return Candidate(method, str(topology), options), str(verdict)

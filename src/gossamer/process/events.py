@@ -31,6 +31,12 @@ class EventKind(StrEnum):
     """A message was not finite or absurdly large, and had no effect."""
     NOT_AVERAGED = "not-averaged"
     """A mean that was asked for was not taken over all workers, or this worker's weights did not count in it."""
+    WAITING = "waiting"
+    """``join`` has been waiting for some seconds: for other workers, or for the store."""
+    UNSEEN = "unseen"
+    """Weights were changed by something else than ``step()`` of the optimizer given to ``join``."""
+    UNFINISHED = "unfinished"
+    """The process ends without ``finish()``."""
     CHOSEN = "chosen"
     """``method="auto"`` has chosen a method."""
 

@@ -54,6 +54,10 @@ class Driver:
         self.abandon_step()
         self.raise_background_error()
         self.staging.note_training_stream()
+        with self.lock:
+            if self.state.watch.before_step(self.begun) and not self.begun:
+                # A checkpoint of the model was loaded after join: the method begins with these weights.
+                self.method.begin(self.worker)
         self.start_background()
         self.state.in_step, self._void, self._updated = True, False, False
         self._gradient_at = time.monotonic()
@@ -180,6 +184,11 @@ class Driver:
     def background_started(self) -> bool:
         return self._thread is not None
 
+    @property
+    def begun(self) -> bool:
+        """Whether this worker has made a step, or serves exchanges."""
+        return self.worker.step > 0 or self.background_started
+
     # The end
 
     def stop_background(self, timeout_s: float) -> None:
@@ -205,6 +214,7 @@ class Driver:
 
     def close(self) -> None:
         self.abandon_step()
+        self.state.watch.close()
         self.lifecycle.advance(Phase.CLOSED)
         for hook in self._hooks:
             hook.remove()

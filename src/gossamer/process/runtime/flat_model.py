@@ -23,6 +23,11 @@ from gossamer.errors import InputError, unknown
 from gossamer.flat import Flat
 
 
+def plain_name(name: str) -> str:
+    """Return the name of a parameter or buffer without what ``torch.compile`` adds: some workers may compile."""
+    return name.replace("_orig_mod.", "")
+
+
 class FlatModel:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, two_vectors: bool) -> None:
         self.model, self.optimizer, self.two_vectors = model, optimizer, two_vectors
@@ -42,15 +47,15 @@ class FlatModel:
         self._gradient: Tensor | None = None
         self._gradient_packed = False
         viewed, rounded = self.flat.split(self.weights)
-        self._viewed = [(named[part.name], part) for part in viewed]
+        self.viewed = [(named[part.name], part) for part in viewed]
         self._rounded = [(named[part.name], part) for part in rounded]
-        self._weight_views = [part.view(self.weights) for _, part in self._viewed]
-        self._x_views = [part.view(self.x) for _, part in self._viewed]
-        self._point_parameters_at(self._weight_views)
+        self.weight_views = [part.view(self.weights) for _, part in self.viewed]
+        self._x_views = [part.view(self.x) for _, part in self.viewed]
+        self._point_parameters_at(self.weight_views)
 
     def _point_parameters_at(self, views: list[Tensor]) -> None:
         with torch.no_grad():
-            for (parameter, _), view in zip(self._viewed, views, strict=True):
+            for (parameter, _), view in zip(self.viewed, views, strict=True):
                 parameter.data = view
 
     def enter_step(self) -> None:
@@ -69,7 +74,7 @@ class FlatModel:
     def leave_step(self) -> None:
         """After the optimizer's step, once ``weights`` holds the point of the next gradient."""
         if self.two_vectors:
-            self._point_parameters_at(self._weight_views)
+            self._point_parameters_at(self.weight_views)
         self.round_parameters()
 
     def round_parameters(self) -> None:
@@ -115,6 +120,8 @@ class FlatModel:
         if self._gradient_packed and self._gradient is not None:
             for parameter, part in zip(self.parameters, self.flat.parts, strict=True):
                 view = part.view(self._gradient)
+                if parameter.grad is None and not parameter.requires_grad:
+                    continue  # frozen after join
                 if parameter.grad is None:
                     parameter.grad = view.to(parameter.dtype, copy=True)
                 else:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import sys
 from collections.abc import Iterable, Iterator
 from typing import Any, TypeVar
 
@@ -30,7 +31,7 @@ class Swarm:
     def __init__(self, runtime: WorkerRuntime) -> None:
         self._runtime = runtime
         # The threads of a worker that is interrupted, or that never finishes, must not outlive its interpreter.
-        atexit.register(self.close)
+        atexit.register(self._close_at_exit)
 
     @property
     def events(self) -> Events:
@@ -82,6 +83,7 @@ class Swarm:
         """
         runtime, flat_model = self._runtime, self._runtime.flat_model
         with runtime.state.lock:
+            runtime.state.watch.before_average(runtime.driver.begun)
             weights, buffers = flat_model.weights.clone(), flat_model.buffer_vector()
             x = flat_model.x.clone()
         # Communication in flight must not see the averaged weights.
@@ -124,17 +126,38 @@ class Swarm:
 
         Afterwards all workers have the same weights and buffers, and all connections and threads are closed. A worker
         that calls it early serves the exchanges of the others until they call it too.
+
+        InputError, before any weight is replaced, if the model was trained but no step of the optimizer given to
+        ``join`` was seen. The others then finish without this worker.
         """
-        if self._runtime.lifecycle.closed:
+        runtime = self._runtime
+        if runtime.lifecycle.closed:
             return
-        self._runtime.finish_training()
+        runtime.driver.abandon_step()
+        try:
+            with runtime.state.lock:
+                runtime.state.watch.before_average(runtime.driver.begun)
+        except InputError:
+            self.close()
+            raise
+        runtime.finish_training()
         FinalAverage(self._runtime).run()
         self.close()
 
     def close(self) -> None:
         """Leave the job at once, without the final average. The other workers continue."""
-        atexit.unregister(self.close)
+        atexit.unregister(self._close_at_exit)
         self._runtime.close()
+
+    def _close_at_exit(self) -> None:
+        """Say that the process ends without ``finish``, unless an exception ended it: its traceback says enough."""
+        if getattr(sys, "last_value", None) is None:
+            text = (
+                "this worker ends without swarm.finish(): its model is its own, not the average of all workers; "
+                "call swarm.finish() after the loop, or swarm.close() to leave on purpose"
+            )
+            self.events.add(EventKind.UNFINISHED, text)
+        self.close()
 
     def __enter__(self) -> Swarm:
         return self

@@ -10,6 +10,7 @@ from functools import partial
 import torch
 from torch import nn
 
+from gossamer.errors import InputError
 from gossamer.methods import Method
 from gossamer.methods.contract import check_declaration
 from gossamer.process.collectives import nccl
@@ -23,12 +24,15 @@ from gossamer.process.pairwise.exchanges import PairwiseExchanges
 from gossamer.process.runtime.driver import Driver
 from gossamer.process.runtime.effect_handler import EffectHandler
 from gossamer.process.runtime.flat_model import FlatModel
+from gossamer.process.runtime.handshake import Handshake
+from gossamer.process.runtime.join_checks import register
+from gossamer.process.runtime.join_facts import find_facts, name_ranks
 from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.staging import Staging
 from gossamer.process.runtime.worker_state import WorkerState
 from gossamer.process.store.heartbeats import Heartbeats, HeartbeatThread
 from gossamer.process.store.parsing import Refusals, read_address, read_time
-from gossamer.process.store.rank_info import RankInfo, local_address
+from gossamer.process.store.rank_info import START_TIMEOUT_S, RankInfo, local_address
 from gossamer.recording import Recorder
 from gossamer.topology import Topology
 from gossamer.wire import Codec, Links, MeanLink
@@ -56,8 +60,12 @@ class WorkerRuntime:
         transport: str = "gloo",
         recorder: Recorder | None = None,
         codec: Codec | None = None,
+        timeout_s: float = START_TIMEOUT_S,
     ) -> None:
-        """Join the other workers; returns when all of them have joined. ``codec``: how models travel."""
+        """Join the other workers; returns when all of them have joined.
+
+        ``codec``: how models travel. ``timeout_s``: how long to wait for the others.
+        """
         self.method, self.rank = method, rank_info.rank
         self.everybody = range(topology.workers)
         check_declaration(method)
@@ -76,8 +84,19 @@ class WorkerRuntime:
         """Mini-batches that all workers together have taken, as far as this one knows (``shared_batches``)."""
         self._joined = False
 
-        self.store = rank_info.connect_store()
+        events = self.state.events
+        self.store = rank_info.connect_store(timeout_s, partial(events.add, EventKind.WAITING))
         self.heartbeats = Heartbeats(self.rank, self.store)
+        facts = find_facts(self.flat_model, method, topology, seed, transport, codec)
+        self._timeout_s = timeout_s
+        self._handshake = Handshake(self.rank, topology.workers, facts, self.store, self.heartbeats, timeout_s, events)
+        try:
+            # Before anything is published: a worker that does not fit a run that has begun must not disturb it.
+            self._handshake.check_run()
+        except BaseException:
+            self.state.watch.close()
+            self.store.close()
+            raise
         builder = GroupBuilder(self.rank, self.store)
         # A method that averages in the background only also rebuilds its membership there, so no step waits for it.
         self._owner = BACKGROUND if has_background and not method.lockstep else FOREGROUND
@@ -102,6 +121,7 @@ class WorkerRuntime:
             raise
         method.begin(self.worker)
         self.state.write_eval_point()
+        register(self.flat_model, self.lifecycle)
 
     # Joining
 
@@ -112,9 +132,11 @@ class WorkerRuntime:
         self._publish()
         self.store.on_move.append(self._republish)
         self.heartbeats.beat()
+        self._handshake.run()
         train = self.groups.train
         # "started" is published once everybody has joined: a worker that reads it before it has joined comes back.
-        train.cancelled = lambda: self.store.get("started") is not None
+        self._join_until = time.monotonic() + self._timeout_s
+        train.cancelled = lambda: self._too_late() or self.store.get("started") is not None
         self.state.needs_state = self.rank != 0
         try:
             with contextlib.suppress(StepRetry):
@@ -131,6 +153,16 @@ class WorkerRuntime:
         for rank in self.everybody:
             self._check(rank)
 
+    def _too_late(self) -> bool:
+        """Raise InputError if the others have let this worker wait for too long; otherwise return False."""
+        if time.monotonic() > self._join_until:
+            alive = [rank for rank in self.everybody if rank != self.rank and rank not in self.heartbeats.lost]
+            raise InputError(
+                f"the other workers did not connect with worker {self.rank} within {self._timeout_s:.0f} s "
+                f"(alive: {name_ranks(alive) if alive else 'none'}): look at their output, or give a longer timeout"
+            )
+        return False
+
     def _agree_on_start(self) -> None:
         """Agree with the other workers on when the run began: the first one to publish its time decides.
 
@@ -145,7 +177,7 @@ class WorkerRuntime:
     def _come_back(self) -> None:
         """Take over the state of the others: the run has begun without this worker, or before it was restarted."""
         self.state.needs_state = True
-        self.groups.train.cancelled = lambda: False
+        self.groups.train.cancelled = self._too_late
         self.state.events.add(EventKind.TOOK_OVER, "came back: taking over from the others")
         if self.method.pairwise and not self.method.lockstep:
             self._take_weights_of_a_peer()
@@ -180,7 +212,10 @@ class WorkerRuntime:
         """
         self._publish()
         self.heartbeats.beat()
-        if self._joined:
+        if not self._joined:
+            self._handshake.publish()
+        else:
+            self._handshake.republish_agreed()
             self.groups.republish()
             if self.num_batches_taken:
                 self.store.compare_set("batches", str(self.num_batches_taken))

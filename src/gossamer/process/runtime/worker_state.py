@@ -17,9 +17,10 @@ from gossamer.process.collectives.membership import FOREGROUND, CommAborted
 from gossamer.process.events import EventKind, Events
 from gossamer.process.lifecycle import Lifecycle
 from gossamer.process.metrics import Metrics
-from gossamer.process.runtime.flat_model import FlatModel
+from gossamer.process.runtime.flat_model import FlatModel, plain_name
 from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.staging import Staging
+from gossamer.process.runtime.weight_watch import WeightWatch
 
 
 class WorkerState:
@@ -40,6 +41,7 @@ class WorkerState:
         self.stale_gradient = False
         """The gradient in progress is taken at weights that have been replaced since."""
         self.events = Events(worker.rank)
+        self.watch = WeightWatch(flat_model, self.events)
 
     # State transfer (collectives/state_transfer.py)
 
@@ -109,9 +111,15 @@ class WorkerState:
         elif self.flat_model.two_vectors:
             self.flat_model.weights.copy_(self.flat_model.x)
         self.flat_model.round_parameters()
+        self.watch.written()
 
     def _forget(self) -> None:
         """Drop the method's state and the optimizer's moments: they belong to weights that are replaced."""
+        state = self.flat_model.optimizer.state
+        for index, _, value in self._optimizer_state():
+            if isinstance(value, Tensor) and value.dim() and not value.is_floating_point():
+                # Moments in 8 bits, with a table of what they mean: the optimizer begins anew where it has no state.
+                state.pop(self.flat_model.parameters[index], None)
         moments = [value for _, _, value in self._optimizer_state() if isinstance(value, Tensor) and value.dim()]
         for tensor in (*self.worker.vectors.values(), *moments):
             tensor.zero_()
@@ -125,7 +133,7 @@ class WorkerState:
             self.method.on_membership_change(self.worker)
 
     def _buffers(self) -> dict[str, Tensor]:
-        return dict(self.flat_model.model.named_buffers())
+        return {plain_name(name): buffer for name, buffer in self.flat_model.model.named_buffers()}
 
     def _optimizer_state(self) -> list[tuple[int, str, Any]]:
         """Return the optimizer's state as (parameter index, name, value)."""

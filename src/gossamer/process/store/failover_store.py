@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import torch.distributed as dist
 
 from gossamer.process.daemon_executor import DaemonExecutor
+from gossamer.process.store.home_store_wait import Address, HomeStoreWait
 
 CONNECT_TIMEOUT_S = 1.0
 SPARE_TIMEOUT_S = 60.0
@@ -37,8 +38,6 @@ HOPELESS_CHECK_S = 0.3
 """How often a wait for a key checks whether the key can still appear."""
 
 POLL_S = 0.005
-
-Address = tuple[str, int]
 
 T = TypeVar("T")
 
@@ -92,7 +91,7 @@ class _StoreClient:
     A store whose process is stopped never answers, and torch waits for it without end. The thread is abandoned then.
     """
 
-    def __init__(self, connect: Callable[[], dist.Store]) -> None:
+    def __init__(self, connect: Callable[[], dist.TCPStore]) -> None:
         self._executor = DaemonExecutor("gossamer-store")
         self.connected = self._executor.submit(connect)
 
@@ -110,7 +109,19 @@ class _StoreClient:
 class FailoverStore:
     """A client of one store at a time: the home store, or the first spare that answers."""
 
-    def __init__(self, host: str, port: int, hosting: bool, prefix: str, timeout_s: float) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        hosting: bool,
+        prefix: str,
+        timeout_s: float,
+        on_wait: Callable[[str], None] = lambda text: None,
+    ) -> None:
+        """Host the home store, or connect to it. ``on_wait(text)`` is told what a longer wait is for.
+
+        InputError if there is no store within ``timeout_s``.
+        """
         self.prefix = prefix
         self.home: Address = (host, port)
         self.spares: dict[int, Address] = {}
@@ -121,12 +132,15 @@ class FailoverStore:
         self._current = self.home
         self._tried = 0.0
         self._closed = False
+        wait = HomeStoreWait(self.home, timeout_s, on_wait)
+        wait.until_resolved()
+        self._hosted: list[dist.TCPStore] = []
+        self._client: _StoreClient | None
         if hosting:
-            home = host_store(host, port, timeout_s)
+            self._client = _StoreClient(lambda: host_store(host, port, timeout_s))
+            self._hosted.append(wait.hosted(self._client.connected))
         else:
-            home = dist.TCPStore(host, port, None, False, timedelta(seconds=timeout_s), False)
-        self._hosted = [home] if hosting else []
-        self._client: _StoreClient | None = _StoreClient(lambda: home)
+            self._client = wait.until_connected(_StoreClient)
         self._attempt: tuple[Address, _StoreClient] | None = None
         """The connection attempt to an earlier store that is in progress."""
         self._num_attempts = 0
@@ -146,6 +160,10 @@ class FailoverStore:
     def for_group(self, timeout_s: float, hopeless: Callable[[], bool] = lambda: False) -> dist.Store:
         """Return a store to build a process group with. It waits for members until ``timeout_s`` or ``hopeless()``."""
         return _PollingStore(self, timeout_s, hopeless)
+
+    def has_all(self, keys: list[str]) -> bool:
+        """Return whether all ``keys`` have a value; False if no store can be reached."""
+        return bool(self._call(lambda store: store.check([self.prefix + key for key in keys])))
 
     def get(self, key: str) -> bytes | None:
         """Return the value of ``key``, or None if there is none or no store can be reached."""
@@ -313,7 +331,7 @@ def listening_addresses(host: str) -> list[str]:
     return [host] if address.is_loopback else [host, everywhere]
 
 
-def _connect(address: Address) -> dist.Store:
+def _connect(address: Address) -> dist.TCPStore:
     """Connect to a store that may be dead; torch alone would retry, and log every refusal at length."""
     try:
         socket.create_connection(address, CONNECT_TIMEOUT_S).close()

@@ -61,9 +61,13 @@ class Heartbeats:
             self._last_seen[rank] = (counter, now)
             self.lost.discard(rank)
             return False
-        if rank not in self.lost and self._is_dead(rank, counter is not None, now - last[1]):
+        if rank not in self.lost and self._is_dead(rank, last[0] is not None, now - last[1]):
             self.lost.add(rank)
         return rank in self.lost
+
+    def seen(self, rank: int) -> bool:
+        """Return whether a heartbeat of ``rank`` has ever been seen here."""
+        return self._last_seen.get(rank, (None, 0.0))[0] is not None
 
     def _is_dead(self, rank: int, seen: bool, silent_s: float) -> bool:
         if not seen and not self.all_seen:

@@ -9,6 +9,7 @@ import random
 import socket
 import sys
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch.distributed as dist
@@ -38,8 +39,10 @@ class RankInfo:
         """Rank 0 hosts the store, unless torchrun's agent does."""
         return self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
 
-    def connect_store(self) -> FailoverStore:
-        return FailoverStore(self.host, self.port, self.hosts_store, self.prefix, START_TIMEOUT_S)
+    def connect_store(
+        self, timeout_s: float = START_TIMEOUT_S, on_wait: Callable[[str], None] = lambda text: None
+    ) -> FailoverStore:
+        return FailoverStore(self.host, self.port, self.hosts_store, self.prefix, timeout_s, on_wait)
 
 
 def find_rank() -> tuple[int, int]:

@@ -1,0 +1,73 @@
+"""A worker that joins as it is told, rightly or wrongly, and reports what came of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+from torch import nn
+
+import gossamer
+from gossamer.errors import InputError
+from gossamer.process.runtime.handshake import Handshake
+
+
+def make_model(width: int = 8) -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 3))
+
+
+def run(rank: int, environment: dict[str, str], order: dict[str, Any], out: Connection) -> None:
+    """``order["ranks"][rank]`` is what this rank does otherwise than ``order``."""
+    own = {**order, **order.get("ranks", {}).get(rank, {})}
+    os.environ.update(environment, RANK=str(rank))
+    if "world" in own:
+        os.environ["WORLD_SIZE"] = str(own["world"])
+    if "version" in own:
+        gossamer.__version__ = own["version"]
+    if "dies" in own and "revived" not in environment:
+        setattr(Handshake, own["dies"], lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    logging.basicConfig(level=logging.CRITICAL)
+    torch.set_num_threads(1)
+    model = make_model(own.get("width", 8))
+    kind = getattr(torch.optim, own.get("optimizer", "SGD"))
+    optimizer = kind(model.parameters(), lr=0.05)
+    time.sleep(own.get("late_s", 0.0))
+    began = time.monotonic()
+    out.send({"at": "start"})
+    try:
+        arguments = {
+            name: own[name] for name in ("method", "topology", "wire", "seed", "timeout", "rate") if name in own
+        }
+        swarm = gossamer.join(model, optimizer, **arguments)
+    except InputError as error:
+        out.send({"at": "refused", "why": str(error), "after_s": time.monotonic() - began})
+        return
+    out.send({"at": "joined", "after_s": time.monotonic() - began})
+    steps = own.get("steps", 20)
+    if own.get("replaced"):
+        optimizer = kind(model.parameters(), lr=0.05)
+    generator = torch.Generator().manual_seed(rank)
+    try:
+        for _ in range(steps):
+            if "until" in own and own["until"].exists():
+                break
+            inputs = torch.randn(8, 6, generator=generator)
+            nn.functional.mse_loss(model(inputs), inputs[:, :3]).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            time.sleep(own.get("compute_s", 0.0))
+        weights = [p.detach().clone() for p in model.parameters()]
+        swarm.finish()
+    except InputError as error:
+        kept = all(torch.equal(p, q) for p, q in zip(model.parameters(), weights, strict=True)) if steps < 10 else None
+        out.send({"at": "failed", "why": str(error), "kept": kept})
+        swarm.close()
+        return
+    outcome = {"steps": swarm.metrics().steps, "events": [(str(e.kind), str(e)) for e in swarm.events]}
+    out.send({"at": "finished", "weights": [p.tolist() for p in model.parameters()], **outcome})
