@@ -87,6 +87,7 @@ class Driver:
         if not self._void:
             self.worker.count_step()
             self.metrics.steps += 1
+            self.state.history.add_step(time.monotonic(), self.metrics.idle_s)
         self.lock.release()
         ended = time.monotonic()
         if not self._void:

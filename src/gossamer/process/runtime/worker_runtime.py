@@ -23,10 +23,11 @@ from gossamer.process.pairwise.exchanges import PairwiseExchanges
 from gossamer.process.runtime.driver import Driver
 from gossamer.process.runtime.effect_handler import EffectHandler
 from gossamer.process.runtime.flat_model import FlatModel
+from gossamer.process.runtime.peer_watch import PeerWatch
 from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.staging import Staging
 from gossamer.process.runtime.worker_state import WorkerState
-from gossamer.process.store.heartbeats import Heartbeats, HeartbeatThread
+from gossamer.process.store.heartbeats import Heartbeats, HeartbeatThread, Progress
 from gossamer.process.store.rank_info import RankInfo, local_address
 from gossamer.recording import Recorder
 from gossamer.topology import Topology
@@ -77,6 +78,9 @@ class WorkerRuntime:
 
         self.store = rank_info.connect_store()
         self.heartbeats = Heartbeats(self.rank, self.store)
+        history = self.state.history
+        self.heartbeats.own_progress = lambda: Progress(history.steps, history.busy_s)
+        self.peer_watch = PeerWatch(self.everybody, self.heartbeats, self.state.events, method.lockstep)
         builder = GroupBuilder(self.rank, self.store)
         # A method that averages in the background only also rebuilds its membership there, so no step waits for it.
         self._owner = BACKGROUND if has_background and not method.lockstep else FOREGROUND
@@ -198,11 +202,17 @@ class WorkerRuntime:
         self._check(next(self._turns))
         self.exchanges.poll()
         self.groups.poll()
+        self.peer_watch.poll()
 
     def others_done(self) -> bool:
         """Return whether every other worker is dead or done with its training."""
         others = (rank for rank in self.everybody if rank != self.rank)
         return all(self.heartbeats.done(rank) or self.heartbeats.dead(rank) for rank in others)
+
+    def leave(self) -> None:
+        """Every worker alive has the final average: from now on none dies, all leave."""
+        self.peer_watch.ended = True
+        self.heartbeats.publish_left()
 
     def close(self) -> None:
         self.driver.close()
@@ -216,6 +226,7 @@ class WorkerRuntime:
         """Stop training here, and wait until every other worker has, serving those that still train."""
         self.driver.abandon_step()
         self.driver.raise_background_error()
+        self.exchanges.check_delivery(ended=True)
         self.lifecycle.advance(Phase.DONE)
         self.heartbeats.publish_done(True)
         leave_groups_at = time.monotonic() + LEAVE_GROUPS_AFTER_S
