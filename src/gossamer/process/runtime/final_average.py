@@ -15,7 +15,14 @@ from gossamer.process.collectives.call import Call
 from gossamer.process.collectives.membership import FOREGROUND, StepRetry
 from gossamer.process.events import EventKind
 from gossamer.process.lifecycle import TrainingEnded
-from gossamer.process.runtime.model_average import COUNTS, EXCLUDED, HAS_AVERAGE, ModelCopy, average_models
+from gossamer.process.runtime.model_average import (
+    COUNTS,
+    EXCLUDED,
+    HAS_AVERAGE,
+    ModelCopy,
+    average_models,
+    gather_shares,
+)
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 
 POLL_S = 0.01
@@ -60,7 +67,7 @@ class FinalAverage:
             begun = self.groups.gather(self.of, FOREGROUND, flag_of_ours, Call("Gather", "begun", 0))
             if not any(int(flag) for (flag,) in begun):
                 self._method_finished = True
-                self.runtime.driver.finish_method(self.of)
+                self._finish_method()
             self._average()
             self._standing = HAS_AVERAGE
             self._leave_together()
@@ -70,13 +77,21 @@ class FinalAverage:
             pass
         return True
 
+    def _finish_method(self) -> None:
+        """Run the method's ``finish``. In its means each worker counts as in the average that follows."""
+        state, of = self.runtime.state, self.of
+        if state.method.finish is not None:
+            standing = EXCLUDED if state.needs_state else COUNTS
+            shares = gather_shares(self.groups, of, "shares", self.runtime.flat_model.x, state, standing)
+            self.runtime.driver.finish_method(of, shares.weights[of.members.index(self.rank)])
+
     def _average(self) -> None:
         """Average weights and buffers over the workers whose weights count."""
         flat_model, state = self.runtime.flat_model, self.runtime.state
         own = ModelCopy.of(flat_model)
         if self._standing != HAS_AVERAGE:
             self._standing = COUNTS if own.finite and not state.needs_state else EXCLUDED
-        average = average_models(self.groups, self.of, "final", own, state.history, self._standing)
+        average = average_models(self.groups, self.of, "final", own, state, self._standing)
         flat_model.x.copy_(average.x)
         average.load_buffers(flat_model)
 

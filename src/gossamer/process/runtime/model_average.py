@@ -13,8 +13,8 @@ from gossamer.process.collectives.groups import Groups
 from gossamer.process.collectives.membership import FOREGROUND, Membership
 from gossamer.process.pairwise.screening import absurd
 from gossamer.process.runtime.flat_model import FlatModel
-from gossamer.process.runtime.step_history import Contributions, StepHistory, contributions
-from gossamer.process.runtime.worker_state import is_finite
+from gossamer.process.runtime.step_history import Contributions, contributions
+from gossamer.process.runtime.worker_state import WorkerState, is_finite
 
 EXCLUDED, COUNTS, HAS_AVERAGE = 0, 1, 2
 """Standings: weights that are not finite or not of this run; weights that count; the average itself."""
@@ -45,22 +45,13 @@ class ModelCopy:
 
 
 def average_models(
-    groups: Groups, of: Membership, topic: str, own: ModelCopy, history: StepHistory, standing: int
+    groups: Groups, of: Membership, topic: str, own: ModelCopy, state: WorkerState, standing: int
 ) -> ModelCopy:
     """Return the average over the members of ``of``. Only those with the best standing count.
 
     Raises StepRetry if the membership has to change.
     """
-
-    def gather(row: Tensor, round: int) -> list[Tensor]:
-        call = Call("Gather", f"{topic} standings", round)
-        return [gathered for (gathered,) in groups.gather(of, FOREGROUND, (row,), call)]
-
-    # Nobody has the others' parts before all have sent theirs: from then on all mean the same by "now".
-    gather(torch.zeros(1), 0)
-    about = torch.tensor([standing, torch.linalg.vector_norm(own.x)], dtype=torch.float64)
-    rows = gather(torch.cat([about, history.row(time.monotonic())]), 1)
-    shares = model_shares(rows)
+    shares = gather_shares(groups, of, f"{topic} standings", own.x, state, standing)
     index = of.members.index(groups.rank)
     exact = float(shares.most_advanced == index)
     parts = ((own.x, shares.weights[index]), (own.buffers, shares.buffers[index]), (own.exact_buffers, exact))
@@ -73,7 +64,22 @@ def average_models(
     return ModelCopy(*means)
 
 
-def model_shares(rows: list[Tensor]) -> Contributions:
+def gather_shares(
+    groups: Groups, of: Membership, topic: str, x: Tensor, state: WorkerState, standing: int
+) -> Contributions:
+    """Return how much each member of ``of`` counts."""
+
+    def gather(row: Tensor, round: int) -> list[Tensor]:
+        return [gathered for (gathered,) in groups.gather(of, FOREGROUND, (row,), Call("Gather", topic, round))]
+
+    # Nobody has the others' parts before all have sent theirs: from then on all mean the same by "now".
+    gather(torch.zeros(1), 0)
+    about = torch.tensor([standing, float(torch.linalg.vector_norm(x))], dtype=torch.float64)
+    rows = gather(torch.cat([about, state.history.row(time.monotonic(), state.worker.step)]), 1)
+    return model_shares(rows, state.method.lockstep)
+
+
+def model_shares(rows: list[Tensor], lockstep: bool) -> Contributions:
     """Return how much each member counts. A row: its standing, the norm of its weights, its history."""
     standings, norms = ([float(row[column]) for row in rows] for column in (0, 1))
     best = [index for index, standing in enumerate(standings) if standing == max(standings)]
@@ -83,7 +89,7 @@ def model_shares(rows: list[Tensor]) -> Contributions:
     if max(standings) == HAS_AVERAGE:
         among = Contributions([1.0] * len(chosen), [1.0] * len(chosen), 0)
     else:
-        among = contributions([rows[index][2:] for index in chosen])
+        among = contributions([rows[index][2:] for index in chosen], lockstep)
     weights, buffers = [0.0] * len(rows), [0.0] * len(rows)
     for position, index in enumerate(chosen):
         weights[index], buffers[index] = among.weights[position], among.buffers[position]

@@ -1,15 +1,16 @@
 """When each worker did its steps, and how much its model counts in an average because of that.
 
 Workers may have different numbers of mini-batches. One that has stopped keeps the weights and the buffers of its last
-step, unless exchanges still reach its weights. The rule looks at the *last quarter* of the run, at least 10 steps: the
-time in which the fastest worker did so many steps.
+step, unless exchanges still reach its weights. How many steps a worker is *behind* decides how much it counts: fully up
+to an eighth of the run, not at all from a quarter on, linearly in between. In short runs: up to 5 steps, from 10 on.
 
-- Buffers, such as batch norm's statistics, do not travel. They count by the worker's steps in the last quarter: fully
-  if it did at least half as many as the fastest one, else in proportion; not at all if it did none.
-- Weights count by when the worker was last *in touch*: did a step, took part in an average, or took over a state. A
-  pairwise exchange goes half-way, so it halves the time since then. Weights count fully if that was in the last eighth,
-  not at all before the last quarter, linearly in between. Those of a worker that was never in touch are from before
-  the training.
+- Workers in lockstep count their steps together: one is behind by the steps that it did not do.
+- Otherwise weights are behind by the steps that the fastest worker did since this one was last *in touch*: did a step,
+  took part in an average, or took over a state. A pairwise exchange goes half-way, so it halves the time since then. A
+  worker that has done as many steps as any other is not behind, however early.
+- Otherwise buffers, such as batch norm's statistics, count by the worker's steps in the last quarter, since they do not
+  travel: fully if it did at least half as many as the fastest one, else in proportion; not at all if it did none.
+- The weights of a worker that was never in touch are from before the training. They do not count.
 - Buffers that are no floating-point numbers cannot be averaged. They are those of the worker whose buffers count most,
   and of these the one with the most steps.
 
@@ -38,7 +39,7 @@ RESOLUTION = 64
 class StepHistory:
     """When one worker did its steps, as far as the others need to know."""
 
-    ROW_LENGTH = 4 + MAX_SAMPLES
+    ROW_LENGTH = 5 + MAX_SAMPLES
 
     def __init__(self) -> None:
         self.steps = 0
@@ -73,12 +74,15 @@ class StepHistory:
         """This worker has moved half-way to the weights of another."""
         self._last_touch_at = (max(self._last_touch_at, self._joined_at) + now) / 2
 
-    def row(self, now: float) -> Tensor:
-        """Return the history as one vector of ``ROW_LENGTH`` numbers; times as seconds before ``now``."""
+    def row(self, now: float, total_steps: int) -> Tensor:
+        """Return the history as one vector of ``ROW_LENGTH`` numbers; times as seconds before ``now``.
+
+        ``total_steps``: also those before it was resumed or, in lockstep, before it joined.
+        """
         row = torch.full((self.ROW_LENGTH,), float("inf"), dtype=torch.float64)
-        row[:2] = torch.tensor([self.steps, self._spacing])
+        row[:3] = torch.tensor([total_steps, self.steps, self._spacing])
         ages = [self._last_touch_at, self._last_step_at, *self._times]
-        row[2 : 2 + len(ages)] = now - torch.tensor(ages, dtype=torch.float64)
+        row[3 : 3 + len(ages)] = now - torch.tensor(ages, dtype=torch.float64)
         return row
 
 
@@ -94,38 +98,39 @@ class Contributions:
     """Whose buffers are taken where they cannot be averaged."""
 
 
-def contributions(rows: list[Tensor]) -> Contributions:
+def contributions(rows: list[Tensor], lockstep: bool) -> Contributions:
     """Return how much the workers with these histories count."""
     curves = [_Curve(row) for row in rows]
-    most = max(curve.steps for curve in curves)
-    if most == 0:
+    most = max(curve.total_steps for curve in curves)
+    if most == 0 or all(curve.touched_at == float("-inf") for curve in curves):
         return Contributions([1.0] * len(rows), [1.0] * len(rows), 0)
     window = max(LAST_SHARE * most, MIN_WINDOW)
+
+    def behind(curve: _Curve) -> float:
+        if curve.touched_at == float("-inf"):
+            return window
+        fewer = most - curve.total_steps
+        return fewer if lockstep else min(fewer, max(other.since(curve.touched_at) for other in curves))
+
+    weights = [_rounded(2 * (1 - behind(curve) / window)) for curve in curves]
     window_began = max(curve.time_of(curve.steps - window) for curve in curves)
     recent = [curve.since(window_began) for curve in curves]
-    buffers = [_rounded(2 * each / max(recent)) for each in recent]
-
-    def weight(touched_at: float) -> float:
-        if touched_at == float("-inf"):
-            return 0.0
-        behind = max(curve.since(touched_at) for curve in curves)
-        return _rounded(2 * (1 - behind / window))
-
-    weights = [weight(curve.touched_at) for curve in curves]
-    most_advanced = max(range(len(rows)), key=lambda index: (buffers[index], curves[index].steps, -index))
+    by_steps = [_rounded(2 * each / max(*recent, 1.0)) for each in recent]
+    buffers = by_steps if any(recent) and not lockstep else weights
+    most_advanced = max(range(len(rows)), key=lambda index: (buffers[index], curves[index].total_steps, -index))
     return Contributions(weights, buffers, most_advanced)
 
 
 class _Curve:
-    """The number of steps of one worker as a function of time; the present is 0."""
+    """The number of steps of one worker since it joined, as a function of time; the present is 0."""
 
     def __init__(self, row: Tensor) -> None:
-        self.steps, spacing = int(row[0]), int(row[1])
-        self.touched_at = -float(row[2])
-        ages = row[4:][torch.isfinite(row[4:])].tolist()
+        self.total_steps, self.steps, spacing = map(int, row[:3])
+        self.touched_at = -float(row[3])
+        ages = row[5:][torch.isfinite(row[5:])].tolist()
         points = [(-age, float(spacing * number)) for number, age in enumerate(ages, 1)]
         if self.steps:
-            points.append((-float(row[3]), float(self.steps)))
+            points.append((-float(row[4]), float(self.steps)))
         self._times = np.array([at for at, _ in points])
         self._counts = np.array([count for _, count in points])
 

@@ -90,9 +90,7 @@ class Swarm:
         # Communication in flight must not see the averaged weights.
         runtime.effects.drain()
         groups, standing = runtime.groups, COUNTS if own.finite else EXCLUDED
-        mean = self._begin_mean(
-            lambda: average_models(groups, groups.averaged, "swarm", own, runtime.state.history, standing)
-        )
+        mean = self._begin_mean(lambda: average_models(groups, groups.averaged, "swarm", own, runtime.state, standing))
         with runtime.state.lock:
             flat_model.load_weights((mean or own).x)
             (mean or own).load_buffers(flat_model)
