@@ -67,8 +67,10 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
     images, labels = (part[rank :: int(environment["WORLD_SIZE"])] for part in load("train"))
     swarm = gossamer.join(model, optimizer, method=order["method"], **order.get("settings", {}))
-    generator = torch.Generator().manual_seed(rank)
     pauses, steps = order.get("pause_s", 0.0), order["steps"]
+    most = steps if isinstance(steps, int) else max(steps)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=most)
+    generator = torch.Generator().manual_seed(rank)
     pause_s = pauses if isinstance(pauses, float) else pauses[rank]
     num_said = 0
     for step in range(steps if isinstance(steps, int) else steps[rank]):
@@ -79,6 +81,7 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
         time.sleep(pause_s)
         optimizer.step()
         optimizer.zero_grad()
+        schedule.step()
         for event in swarm.events[num_said:]:
             num_said += 1
             out.send({"at": "event", "kind": str(event.kind), "rank": event.rank, "time": event.time})
