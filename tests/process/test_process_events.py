@@ -13,8 +13,9 @@ from gossamer.process.events import EventKind, Events
 from gossamer.process.pairwise import delivery
 from gossamer.process.pairwise.delivery import DeliveryWatch
 from gossamer.process.runtime import peer_watch
-from gossamer.process.runtime.peer_watch import PeerWatch
+from gossamer.process.runtime.peer_watch import PeerWatch, death_text, return_text
 from gossamer.process.store.heartbeats import Progress
+from gossamer.train.event_lines import EventLines
 
 LONG = 100_000
 METHODS = [("a2cid2", {}), ("allreduce", {}), ("localsgd", {"period": LONG})]
@@ -106,6 +107,24 @@ def test_missing_exchanges_are_said(rate: float, steps: int, pause_s: float, few
 
 
 # Without processes
+
+
+def test_what_several_workers_say_about_another_is_one_line() -> None:
+    lines, died, back = EventLines(4), death_text(2), return_text(2)
+    assert lines.read(0, ["joined"]) == ["worker 0: joined"]
+    assert lines.read(1, ["joined"]) == ["worker 1: joined"]
+    assert lines.read(0, ["joined", died]) == [died]
+    assert lines.read(1, ["joined", died, back]) == [back]
+    # The supervisor sees the death after the others, and a second one before them.
+    lines.saw_death(2)
+    lines.saw_return(2)
+    assert lines.read(0, ["joined", died, back]) == []
+    lines.saw_death(2)
+    assert lines.read(0, ["joined", died, back, died]) == []
+    assert lines.read(1, ["joined", died, back, died]) == []
+    # A worker that was restarted begins a new list.
+    assert lines.read(1, ["joined"]) == ["worker 1: joined"]
+    assert lines.read(0, ["joined", died, back, died, back, died]) == [back, died]
 
 
 class Clock:

@@ -6,9 +6,7 @@ It runs in the command that started the workers, or in rank 0 if a launcher such
 from __future__ import annotations
 
 import math
-import re
 import time
-from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,10 +14,10 @@ from typing import Any
 
 from gossamer.config import Run
 from gossamer.errors import InputError
-from gossamer.process.runtime.peer_watch import death_text, return_text
 from gossamer.report.view import View, WorkerRow, state_of
 from gossamer.results import Point, Spread, WorkerPoint, to_json_data
 from gossamer.train.checkpoint import CheckpointKeeper, find_checkpoint
+from gossamer.train.event_lines import EventLines
 from gossamer.train.job_spec import JobSpec
 from gossamer.train.status import DONE, FAILED, STARTING, TRAINING, StatusBoard, WorkerStatus
 
@@ -30,9 +28,6 @@ SILENT_S = 3.0
 
 NUM_POINTS = 500
 """About how many points the history of a long run has."""
-
-ABOUT_ANOTHER = re.compile(r"worker \d+ ")
-"""How events about another worker begin. Their texts are the same on all workers."""
 
 OnPoint = Callable[[Point, list[WorkerPoint]], None]
 """Called with every point of the history, and the same for each worker."""
@@ -113,10 +108,7 @@ class RunMonitor:
             resumed = find_checkpoint(Path(job_spec.checkpoint))
             self._num_requested = resumed.total_steps(n) // max(1, self._checkpoint_every)
         self._keeper_error = ""
-        self._num_events_read = [0] * n
-        self._num_said_by: list[Counter[str]] = [Counter() for _ in range(n)]
-        self._num_said: Counter[str] = Counter()
-        """How often each event about another worker was said, by each worker and here."""
+        self._event_lines = EventLines(n)
         self._last_change = [time.monotonic()] * n
         self._loss_sum_and_count = (0.0, 0)
         self._newest_losses: list[float | None] = [None] * n
@@ -142,36 +134,17 @@ class RunMonitor:
             newest = status.loss_since(last)
             if newest is not None:
                 self._newest_losses[rank] = newest
-            if len(status.events) < self._num_events_read[rank]:
-                # A worker that was restarted begins a new list.
-                self._num_events_read[rank] = 0
-                self._num_said_by[rank].clear()
-            events += self._said(rank, status.events[self._num_events_read[rank] :])
-            self._num_events_read[rank] = len(status.events)
+            events += self._event_lines.read(rank, status.events)
         if self.started:
             self._observe()
             events += self._poll_checkpoints()
         self.events += events
         return events
 
-    def _said(self, rank: int, events: list[str]) -> list[str]:
-        """Return the lines for new events of worker ``rank``. What several workers say about another is said once."""
-        lines = []
-        for event in events:
-            if not ABOUT_ANOTHER.match(event):
-                lines.append(f"worker {rank}: {event}")
-                continue
-            self._num_said_by[rank][event] += 1
-            if self._num_said_by[rank][event] > self._num_said[event]:
-                self._num_said[event] += 1
-                lines.append(event)
-        return lines
-
     def mark_gone(self, rank: int, why: str) -> str:
         """Note that worker ``rank`` is dead; return the event."""
         self.gone[rank] = why
-        # The others will notice too, but do not know why.
-        self._num_said[death_text(rank)] += 1
+        self._event_lines.saw_death(rank)
         remaining = self.run.config.workers - len(self.gone)
         event = f"worker {rank} gone ({why})" + (f"; going on with {remaining}" if remaining else "")
         self.events.append(event)
@@ -179,7 +152,7 @@ class RunMonitor:
 
     def mark_restarted(self, rank: int) -> None:
         self.gone.pop(rank, None)
-        self._num_said[return_text(rank)] += 1
+        self._event_lines.saw_return(rank)
         self.events.append(f"worker {rank} started again")
 
     def _poll_checkpoints(self) -> list[str]:
