@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import gossamer
 from gossamer.process.runtime import peer_watch
@@ -92,11 +93,22 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
         out.send({"at": "finished"})
         return
     before = accuracy(model)
+    restored = False
+    if order.get("recalibrates"):
+        own = [buffer.clone() for buffer in model.buffers()]
+        with swarm.averaged():
+            swarm.recalibrate([(images, labels)])
+            changed = any(not torch.equal(a, b) for a, b in zip(own, model.buffers(), strict=True))
+        restored = changed and all(torch.equal(a, b) for a, b in zip(own, model.buffers(), strict=True))
     swarm.finish()
+    if order.get("recalibrates"):
+        everything = load("train")[0]
+        swarm.recalibrate(DataLoader(TensorDataset(everything, everything), batch_size=256), batches=4)
     out.send(
         {
             "at": "finished",
             "before": before,
+            "restored": restored,
             "after": accuracy(model),
             "state": {name: tensor.tolist() for name, tensor in model.state_dict().items()},
             "events": [(str(event.kind), event.rank, str(event)) for event in swarm.events],

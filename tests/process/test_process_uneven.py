@@ -38,6 +38,15 @@ def test_uneven_batches_cost_nothing(method: str, steps: tuple[int, ...]) -> Non
     assert most["state"]["1.num_batches_tracked"] == max(steps)
 
 
+def test_statistics_are_recalibrated_in_the_middle_and_after_the_end() -> None:
+    with RealWorkers(2, script=train, method="gossip", steps=(60, 60), recalibrates=True) as workers:
+        ends = workers.finished()
+    assert all(end["restored"] for end in ends)
+    assert ends[0]["state"] == ends[1]["state"]
+    assert ends[0]["state"]["1.num_batches_tracked"] == 4
+    assert ends[0]["after"] >= ends[0]["before"] - 0.02
+
+
 # How much workers count
 
 
