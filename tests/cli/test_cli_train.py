@@ -281,6 +281,8 @@ def test_a_killed_worker_is_started_again(running, tmp_path):
     assert summary["workers_gone"] == []
     assert summary["worker_status"][1]["state"] == "done"
     assert any("took over the weights" in events for events in summary["events"])
+    # The others notice it too, but the command has said so already.
+    assert not any("cannot be reached" in line or "is back" in line for line in err.splitlines())
 
 
 def test_under_torchrun_the_command_joins(command, tmp_path):

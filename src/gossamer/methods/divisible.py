@@ -215,8 +215,9 @@ class Divisible(Method):
         undelivered.zero_()
         if "background" in worker.tickets:
             rest.add_((yield from self.merge(worker)))
-        # If nothing is left, a step would only repeat the momentum. All workers have the same rest, so all agree.
-        if rest.any():
+        # If nothing is left, a step would only repeat the momentum. All workers have the same rest, so all agree. One
+        # that has seen no gradient has no v to step with.
+        if rest.any() and worker.scalars.get("w", 0.0) > 0.0:
             self.adam_step(worker, rest)
 
 

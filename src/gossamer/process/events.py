@@ -18,11 +18,17 @@ class EventKind(StrEnum):
     """What happened. The values are stable: programs may compare them."""
 
     DIED = "died"
-    """A worker is dead or out of reach."""
+    """A worker is dead or out of reach, or has left without ``finish``."""
     RETURNED = "returned"
-    """A worker that was dead is there again."""
+    """A worker that was dead is there again, or a new process in its place."""
     ALONE = "alone"
     """No other worker is there any more."""
+    SLOW = "slow"
+    """A worker takes more than twice as long for a step as the median worker, waits for others not counted."""
+    RECOVERED = "recovered"
+    """A slow worker is not slow any more."""
+    FEW_EXCHANGES = "few-exchanges"
+    """Fewer than half of the pairwise exchanges that the method asks for take place."""
     REBUILT = "rebuilt"
     """The members of collectives were agreed on anew."""
     TOOK_OVER = "took-over"
@@ -43,6 +49,7 @@ class EventKind(StrEnum):
 
 _LEVELS = {
     EventKind.RETURNED: logging.INFO,
+    EventKind.RECOVERED: logging.INFO,
     EventKind.REBUILT: logging.INFO,
     EventKind.TOOK_OVER: logging.INFO,
     EventKind.CHOSEN: logging.INFO,

@@ -22,7 +22,7 @@ class Metrics:
     peers_alive: int = 0
     """Other workers that are alive."""
     lost: int = 0
-    """Connections that broke."""
+    """Connections to neighbours that broke because the peer died or an exchange failed."""
     void_blocks: int = 0
     """Parts of messages that were encoded on the wire and could not be decoded: they had no effect."""
     refused: int = 0

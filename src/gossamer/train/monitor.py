@@ -17,6 +17,7 @@ from gossamer.errors import InputError
 from gossamer.report.view import View, WorkerRow, state_of
 from gossamer.results import Point, Spread, WorkerPoint, to_json_data
 from gossamer.train.checkpoint import CheckpointKeeper, find_checkpoint
+from gossamer.train.event_lines import EventLines
 from gossamer.train.job_spec import JobSpec
 from gossamer.train.status import DONE, FAILED, STARTING, TRAINING, StatusBoard, WorkerStatus
 
@@ -107,7 +108,7 @@ class RunMonitor:
             resumed = find_checkpoint(Path(job_spec.checkpoint))
             self._num_requested = resumed.total_steps(n) // max(1, self._checkpoint_every)
         self._keeper_error = ""
-        self._num_events_read = [0] * n
+        self._event_lines = EventLines(n)
         self._last_change = [time.monotonic()] * n
         self._loss_sum_and_count = (0.0, 0)
         self._newest_losses: list[float | None] = [None] * n
@@ -133,11 +134,7 @@ class RunMonitor:
             newest = status.loss_since(last)
             if newest is not None:
                 self._newest_losses[rank] = newest
-            if len(status.events) < self._num_events_read[rank]:
-                # A worker that was restarted begins a new list.
-                self._num_events_read[rank] = 0
-            events += [f"worker {rank}: {event}" for event in status.events[self._num_events_read[rank] :]]
-            self._num_events_read[rank] = len(status.events)
+            events += self._event_lines.read(rank, status.events)
         if self.started:
             self._observe()
             events += self._poll_checkpoints()
@@ -147,6 +144,7 @@ class RunMonitor:
     def mark_gone(self, rank: int, why: str) -> str:
         """Note that worker ``rank`` is dead; return the event."""
         self.gone[rank] = why
+        self._event_lines.saw_death(rank)
         remaining = self.run.config.workers - len(self.gone)
         event = f"worker {rank} gone ({why})" + (f"; going on with {remaining}" if remaining else "")
         self.events.append(event)
@@ -154,6 +152,7 @@ class RunMonitor:
 
     def mark_restarted(self, rank: int) -> None:
         self.gone.pop(rank, None)
+        self._event_lines.saw_return(rank)
         self.events.append(f"worker {rank} started again")
 
     def _poll_checkpoints(self) -> list[str]:

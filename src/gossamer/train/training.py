@@ -316,8 +316,8 @@ class Training:
         status.idle_s, status.consensus = before.idle_s + metrics.idle_s, metrics.consensus
         loss_sum, loss_count = self.losses.sum_and_count()
         status.loss_sum, status.loss_count = before.loss_sum + loss_sum, before.loss_count + loss_count
-        # Not at the end, where all workers leave and connections break.
-        status.lost, status.peers_alive = before.lost + metrics.lost, metrics.peers_alive
+        # Not at the end, where all workers leave.
+        status.peers_alive = metrics.peers_alive
         self._measure_exchanges()
 
     def _measure_exchanges(self) -> None:
@@ -325,7 +325,7 @@ class Training:
         status, before, metrics = self.status, self._resumed_status, self.swarm.metrics()
         status.exchanges = before.exchanges + metrics.exchanges
         status.bytes_sent = before.bytes_sent + metrics.bytes_sent
-        status.refused = before.refused + metrics.refused
+        status.refused, status.lost = before.refused + metrics.refused, before.lost + metrics.lost
 
 
 def _parameters(task: WorkerTask) -> torch.Tensor:

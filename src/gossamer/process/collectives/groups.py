@@ -129,7 +129,8 @@ class Groups:
             if weight == words[0] == 1.0:
                 mean.add_(vector).div_(2)
             elif total > 0:
-                mean.mul_(words[0] / total).add_(vector, alpha=weight / total)
+                # Two rounded products and their sum: the same to the bit at both ends.
+                mean.mul_(words[0] / total).add_(vector * (weight / total))
             else:
                 mean.zero_()
             sums = [weight * own + words[0] * other for own, other in zip(scalars, theirs, strict=True)]

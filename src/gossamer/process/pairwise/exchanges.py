@@ -22,6 +22,7 @@ from gossamer.process.collectives.state_transfer import transfer_state
 from gossamer.process.deadline import Deadline
 from gossamer.process.events import EventKind
 from gossamer.process.lifecycle import TrainingEnded
+from gossamer.process.pairwise.delivery import DeliveryWatch
 from gossamer.process.pairwise.edge import Edge, EdgeLost
 from gossamer.process.pairwise.pairing import Agreement, Pairing
 from gossamer.process.pairwise.peer_connections import PeerConnections
@@ -54,9 +55,10 @@ class PairwiseExchanges:
         self._links = links
         self.state, self.worker, self.staging = state, state.worker, state.staging
         self.metrics, self.heartbeats, self.lifecycle = state.metrics, heartbeats, state.lifecycle
-        self.peers = PeerConnections(neighbours, builder, self._on_message)
+        self.peers = PeerConnections(neighbours, builder, self._on_message, self._counts_as_lost)
         self.pairing = Pairing(self.peers, stream(self.worker.seed, "pairing", self.worker.rank), state.lifecycle)
         self.screening = Screening()
+        self.delivery = DeliveryWatch(state.events)
         self._agreement: Agreement | None = None
         """What ``Pair`` answered, until its ``Swap`` is over."""
         self._exchanging: Edge | None = None
@@ -83,6 +85,7 @@ class PairwiseExchanges:
                 f"background of method {self.state.method.name} yielded Pair before its Swap with worker "
                 f"{self._agreement.edge.peer} was over: expected one Swap after each Pair, and its Wait"
             )
+        self.delivery.asked(effect.rate)
         while True:
             agreement = self.pairing.agree(self._offer_due_in_s)
             if agreement is None:
@@ -126,6 +129,8 @@ class PairwiseExchanges:
         if verdict is Verdict.MERGE:
             self._estimate_consensus(*compared)
             self.metrics.exchanges += 1
+            self.delivery.merged(agreement.offered)
+            self.state.history.touch_half(time.monotonic())
             return (received, scalars) if effect.scalars else received
         if verdict is Verdict.REFUSE:
             self.metrics.refused += 1
@@ -233,9 +238,20 @@ class PairwiseExchanges:
     def poll(self) -> None:
         """Build edges, and close the edge of an exchange whose peer is dead. Runs in the heartbeat thread."""
         self.peers.poll()
+        self.check_delivery()
         edge, stuck = self._exchanging, time.monotonic() - self._started > STUCK_S
         if stuck and edge is not None and self.heartbeats.dead(edge.peer):
             edge.drop()
+
+    def check_delivery(self, ended: bool = False) -> None:
+        """Say so if fewer exchanges take place than the method asks for. ``ended``: this worker's training has."""
+        if not self.lifecycle.done:
+            company = any(peer not in self.heartbeats.lost for peer in self.peers.neighbours)
+            self.delivery.poll(self.metrics.steps, company, ended)
+
+    def _counts_as_lost(self) -> bool:
+        """Return whether an edge that breaks now is lost: at the end of training all of them are closed."""
+        return not self.lifecycle.stopped
 
     def close(self) -> None:
         self.peers.close()

@@ -25,7 +25,10 @@ class PeerConnections:
         neighbours: tuple[int, ...],
         builder: GroupBuilder,
         on_message: Callable[[Edge, tuple[int, ...]], None],
+        counts_as_lost: Callable[[], bool] = lambda: True,
     ) -> None:
+        """``counts_as_lost()``: whether an edge that breaks now is a loss, not the end of training."""
+        self._counts_as_lost = counts_as_lost
         self.rank, self.neighbours, self.on_message = builder.rank, neighbours, on_message
         self.builder, self.store = builder, builder.store
         self._lock = threading.Lock()
@@ -35,6 +38,7 @@ class PeerConnections:
         self._builders: dict[int, threading.Thread] = {}
         self._closed = False
         self.num_lost = 0
+        """Edges that broke, without those that were closed at the end."""
         for peer in neighbours:
             self._request(peer)
         self.store.on_move.append(self._republish)
@@ -122,8 +126,8 @@ class PeerConnections:
         return request is not None and not name.startswith(_name(request) + "/")
 
     def _lost(self, edge: Edge) -> None:
-        self.num_lost += 1
         if not self._closed:
+            self.num_lost += int(self._counts_as_lost())
             self._request(edge.peer)
 
 

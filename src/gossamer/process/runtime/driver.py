@@ -10,6 +10,7 @@ import contextlib
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -91,6 +92,7 @@ class Driver:
         if not self._void:
             self.worker.count_step()
             self.metrics.steps += 1
+            self.state.history.add_step(time.monotonic(), self.metrics.idle_s)
         self.lock.release()
         ended = time.monotonic()
         if not self._void:
@@ -200,8 +202,8 @@ class Driver:
         if self._thread is not None:
             self._thread.join(timeout_s)
 
-    def finish_method(self, of: Membership) -> None:
-        """Run the method's ``finish`` among the members of ``of``."""
+    def finish_method(self, of: Membership, weight: float) -> None:
+        """Run the method's ``finish`` among the members of ``of``. ``weight``: of this worker's part in means."""
         if self.method.finish is None:
             return
         generator = self._generator("finish")
@@ -210,6 +212,8 @@ class Driver:
             while True:
                 effect = generator.send(answer)
                 check_effect(self.method, "finish", effect)
+                if isinstance(effect, Mean):
+                    effect = replace(effect, weight=weight * effect.weight)
                 answer = self.effects.answer(effect, FOREGROUND, of)
 
     def close(self) -> None:

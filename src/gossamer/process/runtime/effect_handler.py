@@ -208,6 +208,8 @@ class EffectHandler:
             return
         self.metrics.exchanges += 1
         self.metrics.bytes_sent += sent_bytes
+        if of is self.groups.train:
+            self.state.history.touch(time.monotonic())
         members, started = of.last_collective[channel]
         # All members know the collective by the same name.
         name = f"{of.generation}/{call.topic}/{call.round}/{members[0]}"

@@ -1,7 +1,8 @@
 """The end of a run: the method's ``finish``, then one exact average over all workers.
 
 If a worker is lost or comes back in the middle of it, the others agree on a new generation and start again. Each
-worker has a *standing*: whether its weights count. One that already has the final average gives it to the others.
+worker has a *standing*: whether its weights count at all. One that already has the final average gives it to the
+others. How much each worker counts follows from when it did its steps (``step_history``).
 """
 
 from __future__ import annotations
@@ -12,17 +13,21 @@ import torch
 
 from gossamer.process.collectives.call import Call
 from gossamer.process.collectives.membership import FOREGROUND, StepRetry
+from gossamer.process.events import EventKind
 from gossamer.process.lifecycle import TrainingEnded
-from gossamer.process.pairwise.screening import absurd
+from gossamer.process.runtime.model_average import (
+    COUNTS,
+    EXCLUDED,
+    HAS_AVERAGE,
+    ModelCopy,
+    average_models,
+    gather_shares,
+)
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
-from gossamer.process.runtime.worker_state import is_finite
 
 POLL_S = 0.01
 HOST_LEAVES_AFTER_S = 0.5
 """How long the host of the store waits for the others to leave first."""
-
-EXCLUDED, COUNTS, HAS_AVERAGE = 0, 1, 2
-"""Standings: weights that are not finite or not of this run; weights that count; the final average itself."""
 
 
 class FinalAverage:
@@ -35,9 +40,23 @@ class FinalAverage:
 
     def run(self) -> None:
         """Run until the average is complete on every worker alive."""
+        self._take_unseen_weights()
         while not self._attempt():
             pass
         self.runtime.flat_model.load_weights(self.runtime.flat_model.x)
+        if len(self.runtime.everybody) > 1 and self.of.members == [self.rank]:
+            text = "no other worker is left to average with: the final model is this worker's own"
+            self.runtime.state.events.add(EventKind.NOT_AVERAGED, text)
+
+    def _take_unseen_weights(self) -> None:
+        """Average the weights that the model has, if it was trained without a step that this worker saw.
+
+        Otherwise the average would replace them by those from before the training.
+        """
+        flat_model, state = self.runtime.flat_model, self.runtime.state
+        if flat_model.two_vectors and not state.history.steps and not torch.equal(flat_model.weights, flat_model.x):
+            flat_model.x.copy_(flat_model.weights)
+            state.history.touch(time.monotonic())
 
     def _attempt(self) -> bool:
         """Return False if the membership changed in the middle of it."""
@@ -48,7 +67,7 @@ class FinalAverage:
             begun = self.groups.gather(self.of, FOREGROUND, flag_of_ours, Call("Gather", "begun", 0))
             if not any(int(flag) for (flag,) in begun):
                 self._method_finished = True
-                self.runtime.driver.finish_method(self.of)
+                self._finish_method()
             self._average()
             self._standing = HAS_AVERAGE
             self._leave_together()
@@ -58,31 +77,23 @@ class FinalAverage:
             pass
         return True
 
+    def _finish_method(self) -> None:
+        """Run the method's ``finish``. In its means each worker counts as in the average that follows."""
+        state, of = self.runtime.state, self.of
+        if state.method.finish is not None:
+            standing = EXCLUDED if state.needs_state else COUNTS
+            shares = gather_shares(self.groups, of, "shares", self.runtime.flat_model.x, state, standing)
+            self.runtime.driver.finish_method(of, shares.weights[of.members.index(self.rank)])
+
     def _average(self) -> None:
         """Average weights and buffers over the workers whose weights count."""
-        flat_model, of = self.runtime.flat_model, self.of
-        x, buffers = flat_model.x.to("cpu"), flat_model.buffer_vector().to("cpu")
+        flat_model, state = self.runtime.flat_model, self.runtime.state
+        own = ModelCopy.of(flat_model)
         if self._standing != HAS_AVERAGE:
-            counts = is_finite(x) and is_finite(buffers) and not self.runtime.state.needs_state
-            self._standing = COUNTS if counts else EXCLUDED
-        own = torch.tensor([self._standing, torch.linalg.vector_norm(x)], dtype=torch.float64)
-        standings = torch.stack(
-            [row for (row,) in self.groups.gather(of, FOREGROUND, (own,), Call("Gather", "standings", 0))]
-        )
-        # Only the best standing counts: where somebody has the average, that; where nobody counts, everybody.
-        best = standings[:, 0] == standings[:, 0].max()
-        typical_norm = float(standings[best, 1].median())
-        best &= torch.tensor([not absurd(float(norm), typical_norm) for norm in standings[:, 1]])
-        if not best.any():
-            best[:] = True
-        counts = bool(best[of.members.index(self.rank)])
-        means = []
-        for name, vector in (("weights", x), ("buffers", buffers)):
-            part, call = vector if counts else torch.zeros_like(vector), Call("Mean", name, 0)
-            result = self.groups.mean(of, FOREGROUND, part, call, weight=float(counts)) if len(vector) else None
-            means.append(vector if result is None else result.mean)
-        flat_model.x.copy_(means[0])
-        flat_model.load_buffers(means[1])
+            self._standing = COUNTS if own.finite and not state.needs_state else EXCLUDED
+        average = average_models(self.groups, self.of, "final", own, state, self._standing)
+        flat_model.x.copy_(average.x)
+        average.load_buffers(flat_model)
 
     def _leave_together(self) -> None:
         """Wait until every member has the average. The host of the store leaves last."""
@@ -103,6 +114,7 @@ class FinalAverage:
             if all_have(has):
                 break
             time.sleep(POLL_S)
+        self.runtime.leave()
         if self.store.hosted_here:
             until = time.monotonic() + HOST_LEAVES_AFTER_S
             while time.monotonic() < until and not all_have(left):

@@ -99,6 +99,24 @@ class FlatModel:
     def load_buffers(self, vector: Tensor) -> None:
         self.buffers.unpack(vector.to(self.device), dict(self.model.named_buffers()))
 
+    def exact_buffer_vector(self) -> Tensor:
+        """Return the bytes of the buffers that are no floating-point numbers, such as counts, as numbers."""
+        flat = [buffer.detach().contiguous().flatten().view(torch.uint8) for buffer in self._exact_buffers()]
+        return torch.cat([torch.empty(0, dtype=torch.uint8, device=self.device), *flat]).to(torch.float32)
+
+    def load_exact_buffers(self, vector: Tensor) -> None:
+        """Load what ``exact_buffer_vector`` returned."""
+        start, data = 0, vector.to(self.device, torch.uint8)
+        with torch.no_grad():
+            for buffer in self._exact_buffers():
+                end = start + buffer.nbytes
+                # A copy: a buffer's type may need an address that is a multiple of its length.
+                buffer.copy_(data[start:end].clone().view(buffer.dtype).view(buffer.shape))
+                start = end
+
+    def _exact_buffers(self) -> list[Tensor]:
+        return [b for b in self.model.buffers() if not b.is_floating_point() and b.numel()]
+
     def gradient(self) -> Tensor:
         """Return all gradients as one vector, zero for parameters without one. The optimizer gets what is written to
         it."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from torch import Tensor
@@ -16,10 +16,13 @@ from gossamer.process.collectives.membership import FOREGROUND, StepRetry
 from gossamer.process.events import EventKind, Events
 from gossamer.process.metrics import Metrics
 from gossamer.process.runtime.final_average import FinalAverage
+from gossamer.process.runtime.model_average import COUNTS, EXCLUDED, ModelCopy, average_models
+from gossamer.process.runtime.recalibration import recalibrate
 from gossamer.process.runtime.shared_batches import shared_batches
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 
 Batch = TypeVar("Batch")
+T = TypeVar("T")
 
 
 class Swarm:
@@ -78,54 +81,76 @@ class Swarm:
     def averaged(self) -> Iterator[None]:
         """Evaluate the mean of all workers' models, including buffers, inside this block.
 
-        All workers must enter it; with a method in lockstep, after the same step. At its end each worker gets its own
-        model back. If a worker is lost meanwhile, the block runs with this worker's own model, and ``events`` says so.
+        All workers must enter it; with a method in lockstep, after the same step. Workers count as in ``finish``. At
+        the end of the block each worker gets its own model back. If a worker is lost meanwhile, the block runs with
+        this worker's own model, and ``events`` says so.
         """
         runtime, flat_model = self._runtime, self._runtime.flat_model
         with runtime.state.lock:
             runtime.state.watch.before_average(runtime.driver.begun)
-            weights, buffers = flat_model.weights.clone(), flat_model.buffer_vector()
-            x = flat_model.x.clone()
+            weights, own = flat_model.weights.clone(), ModelCopy.of(flat_model)
         # Communication in flight must not see the averaged weights.
         runtime.effects.drain()
-        mean, mean_buffers = self._host_means(x, buffers)
+        groups, standing = runtime.groups, COUNTS if own.finite else EXCLUDED
+        mean = self._begin_mean(lambda: average_models(groups, groups.averaged, "swarm", own, runtime.state, standing))
         with runtime.state.lock:
-            flat_model.load_weights(mean)
-            flat_model.load_buffers(mean_buffers)
+            flat_model.load_weights((mean or own).x)
+            (mean or own).load_buffers(flat_model)
         try:
             yield
         finally:
             with runtime.state.lock:
                 flat_model.load_weights(weights)
-                flat_model.load_buffers(buffers)
+                own.load_buffers(flat_model)
 
     def mean(self, tensor: Tensor) -> Tensor:
         """Return the mean of a tensor of any shape over all workers, for example of a score. All must call it."""
-        (mean,) = self._host_means(tensor.detach().flatten().double())
+        groups, own = self._runtime.groups, tensor.detach().flatten().double().to("cpu")
+        mean = own
+        if len(own):
+            result = self._begin_mean(lambda: groups.mean(groups.averaged, FOREGROUND, own, Call("Mean", "swarm", 0)))
+            mean = own if result is None else result.mean
         return mean.to(tensor.dtype).reshape(tensor.shape).to(tensor.device)
 
-    def _host_means(self, *vectors: Tensor) -> list[Tensor]:
-        """Return the means in host memory; our own vectors if a worker is lost meanwhile."""
-        groups = self._runtime.groups
+    def _begin_mean(self, take: Callable[[], T]) -> T | None:
+        """Return the mean that ``take()`` takes among all workers; None if a worker is lost meanwhile."""
         try:
-            groups.averaged.begin()
-            return [
-                groups.mean(groups.averaged, FOREGROUND, vector.to("cpu"), Call("Mean", "swarm", at)).mean
-                if len(vector)
-                else vector
-                for at, vector in enumerate(vectors)
-            ]
+            self._runtime.groups.averaged.begin()
+            return take()
         except StepRetry:
             # The others may have their mean already and have gone on: it cannot be repeated.
             text = "a worker was lost while the mean was taken: using our own model instead"
             self.events.add(EventKind.NOT_AVERAGED, text)
-            return [vector.to("cpu", copy=True) for vector in vectors]
+            return None
+
+    def recalibrate(
+        self,
+        loader: Iterable[Batch],
+        batches: int | None = None,
+        forward: Callable[[Batch], object] | None = None,
+    ) -> None:
+        """Estimate the statistics of all batch-norm layers anew, from mini-batches of ``loader``.
+
+        For the averaged model, after ``finish`` or inside ``averaged``: its statistics are an average of the workers',
+        which belong to models that differ a little. The layers run in training mode, all others in evaluation mode,
+        without gradients; the statistics become the mean over the mini-batches. It does not communicate: give every
+        worker the same mini-batches, then their models stay the same.
+
+        Args:
+            loader: Mini-batches: tensors, tuples or lists whose first element is the input, or dictionaries of keyword
+                arguments of the model. Tensors are moved to the model's device.
+            batches: How many of them to use; ``None``: all.
+            forward: Runs the model on one mini-batch, for mini-batches of other kinds.
+        """
+        recalibrate(self._runtime.flat_model.model, self._runtime.flat_model.device, loader, batches, forward)
 
     def finish(self) -> None:
         """End the training: wait for the other workers alive and average all models exactly.
 
         Afterwards all workers have the same weights and buffers, and all connections and threads are closed. A worker
-        that calls it early serves the exchanges of the others until they call it too.
+        that calls it early serves the exchanges of the others until they call it too. It counts less in the average
+        the longer ago its last steps were: weights by when it did its last step or exchange, buffers by its steps in
+        the last quarter of the run.
 
         InputError, before any weight is replaced, if the model was trained but no step of the optimizer given to
         ``join`` was seen. The others then finish without this worker.

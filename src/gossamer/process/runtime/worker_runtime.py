@@ -27,10 +27,11 @@ from gossamer.process.runtime.flat_model import FlatModel
 from gossamer.process.runtime.handshake import Handshake
 from gossamer.process.runtime.join_checks import register
 from gossamer.process.runtime.join_facts import find_facts, name_ranks
+from gossamer.process.runtime.peer_watch import PeerWatch
 from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.staging import Staging
 from gossamer.process.runtime.worker_state import WorkerState
-from gossamer.process.store.heartbeats import Heartbeats, HeartbeatThread
+from gossamer.process.store.heartbeats import Heartbeats, HeartbeatThread, Progress
 from gossamer.process.store.parsing import Refusals, read_address, read_time
 from gossamer.process.store.rank_info import START_TIMEOUT_S, RankInfo, local_address
 from gossamer.recording import Recorder
@@ -87,6 +88,9 @@ class WorkerRuntime:
         events = self.state.events
         self.store = rank_info.connect_store(timeout_s, partial(events.add, EventKind.WAITING))
         self.heartbeats = Heartbeats(self.rank, self.store)
+        history = self.state.history
+        self.heartbeats.own_progress = lambda: Progress(history.steps, history.busy_s)
+        self.peer_watch = PeerWatch(self.everybody, self.heartbeats, self.state.events, method.lockstep)
         facts = find_facts(self.flat_model, method, topology, seed, transport, codec)
         self._timeout_s = timeout_s
         self._handshake = Handshake(self.rank, topology.workers, facts, self.store, self.heartbeats, timeout_s, events)
@@ -239,11 +243,17 @@ class WorkerRuntime:
         self._check(next(self._turns))
         self.exchanges.poll()
         self.groups.poll()
+        self.peer_watch.poll()
 
     def others_done(self) -> bool:
         """Return whether every other worker is dead or done with its training."""
         others = (rank for rank in self.everybody if rank != self.rank)
         return all(self.heartbeats.done(rank) or self.heartbeats.dead(rank) for rank in others)
+
+    def leave(self) -> None:
+        """Every worker alive has the final average: from now on none dies, all leave."""
+        self.peer_watch.ended = True
+        self.heartbeats.publish_left()
 
     def close(self) -> None:
         self.driver.close()
@@ -257,6 +267,7 @@ class WorkerRuntime:
         """Stop training here, and wait until every other worker has, serving those that still train."""
         self.driver.abandon_step()
         self.driver.raise_background_error()
+        self.exchanges.check_delivery(ended=True)
         self.lifecycle.advance(Phase.DONE)
         self.heartbeats.publish_done(True)
         leave_groups_at = time.monotonic() + LEAVE_GROUPS_AFTER_S

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from concurrent.futures import Future
 from math import isfinite
 from typing import Any
@@ -20,6 +21,7 @@ from gossamer.process.metrics import Metrics
 from gossamer.process.runtime.flat_model import FlatModel, plain_name
 from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.staging import Staging
+from gossamer.process.runtime.step_history import StepHistory
 from gossamer.process.runtime.weight_watch import WeightWatch
 
 
@@ -42,6 +44,7 @@ class WorkerState:
         """The gradient in progress is taken at weights that have been replaced since."""
         self.events = Events(worker.rank)
         self.watch = WeightWatch(flat_model, self.events)
+        self.history = StepHistory()
 
     # State transfer (collectives/state_transfer.py)
 
@@ -101,6 +104,9 @@ class WorkerState:
             if self.nonfinite:
                 self.method.begin(self.worker)
             self.needs_state = self.nonfinite = False
+            if rest["step"]:
+                # Otherwise it is the state from before the training.
+                self.history.touch(time.monotonic())
             if not self.in_step:
                 self.write_eval_point()
 
@@ -209,6 +215,7 @@ class WorkerState:
             worker.scalars.clear()
             worker.scalars.update(state["scalars"])
             worker.step = state["step"]
+            self.history.touch(time.monotonic())
             worker.rng.bit_generator.state = state["rng"]
             worker.tickets.clear()
             self.in_flight.clear()

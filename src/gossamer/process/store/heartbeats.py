@@ -1,6 +1,6 @@
 """Heartbeats: every worker increments a counter in the store; a counter that stops means that its worker is dead.
 
-Beside the counter a worker publishes whether it is done with its training.
+With the counter a worker publishes how far it is; beside it, whether it is done with its training.
 """
 
 from __future__ import annotations
@@ -8,7 +8,9 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
+import uuid
 from collections.abc import Callable
+from typing import NamedTuple
 
 from gossamer.process.store.failover_store import FailoverStore
 
@@ -28,27 +30,61 @@ FIRST_HEARTBEAT_S = 300.0
 """How long a worker that was never seen may still be starting."""
 
 
+NOT_DONE, DONE, LEFT = b"0", b"1", b"2"
+"""What a worker publishes about its end. Done: it trains no more. Left: it has the final average and closes."""
+
+
+class Progress(NamedTuple):
+    """How far a worker is."""
+
+    steps: int
+    busy_s: float
+    """Time of these steps without waits for other workers."""
+
+
 class Heartbeats:
     """The heartbeats of all workers, as seen by one of them."""
 
     def __init__(self, rank: int, store: FailoverStore) -> None:
         self.rank, self.store = rank, store
         self._count = 0
+        self._process = uuid.uuid4().hex[:8]
+        """Tells a worker that was started again from the one before."""
         self.all_seen = False
         """Every worker has been seen: one without a counter is dead, not starting."""
         self._last_seen: dict[int, tuple[bytes | None, float]] = {}
         self.lost: set[int] = set()
         """Workers that were dead at the last check."""
+        self.own_progress: Callable[[], Progress] = lambda: Progress(0, 0.0)
+        self.progress: dict[int, Progress] = {}
+        """What each other worker published last."""
+        self._processes: dict[int, set[str]] = {}
+        self._left = False
+        self._lock = threading.Lock()
+        self.on_death: Callable[[int], None] = lambda rank: None
+        """Called once when a worker is dead, in the thread that notices."""
+        self.on_return: Callable[[int], None] = lambda rank: None
+        """Called once when a dead worker is there again, or a new process in its place."""
 
     def beat(self) -> None:
         self._count += 1
-        self.store.set(f"beat/{self.rank}", f"{time.time():.3f}/{self._count}")
+        steps, busy_s = self.own_progress()
+        text = f"{time.time():.3f}/{self._count}/{self._process}/{steps}/{busy_s:.3f}"
+        self.store.set(f"beat/{self.rank}", text)
 
     def publish_done(self, done: bool) -> None:
-        self.store.set(f"done/{self.rank}", str(int(done)))
+        self.store.set(f"done/{self.rank}", (LEFT if self._left else DONE if done else NOT_DONE).decode())
+
+    def publish_left(self) -> None:
+        """Publish that this worker leaves in order: others shall not take it for dead."""
+        self._left = True
+        self.publish_done(True)
 
     def done(self, rank: int) -> bool:
-        return self.store.get(f"done/{rank}") == b"1"
+        return self.store.get(f"done/{rank}") in (DONE, LEFT)
+
+    def left(self, rank: int) -> bool:
+        return self.store.get(f"done/{rank}") == LEFT
 
     def dead(self, rank: int) -> bool:
         """Check the counter of ``rank`` and return whether that worker is dead."""
@@ -58,16 +94,39 @@ class Heartbeats:
         last = self._last_seen.get(rank)
         # A new store to which a worker has not written yet is no news about that worker.
         if last is None or (counter is not None and last[0] != counter):
-            self._last_seen[rank] = (counter, now)
-            self.lost.discard(rank)
+            restarted = self._read(rank, counter)
+            with self._lock:
+                self._last_seen[rank] = (counter, now)
+                returned = rank in self.lost or restarted
+                self.lost.discard(rank)
+            if returned:
+                self.on_return(rank)
             return False
         if rank not in self.lost and self._is_dead(rank, last[0] is not None, now - last[1]):
-            self.lost.add(rank)
+            with self._lock:
+                # Another thread may have seen it move meanwhile, or have been first.
+                died = rank not in self.lost and self._last_seen[rank] is last
+                if died:
+                    self.lost.add(rank)
+            if died:
+                self.on_death(rank)
         return rank in self.lost
 
     def seen(self, rank: int) -> bool:
         """Return whether a heartbeat of ``rank`` has ever been seen here."""
         return self._last_seen.get(rank, (None, 0.0))[0] is not None
+
+    def _read(self, rank: int, counter: bytes | None) -> bool:
+        """Note how far ``rank`` is; return whether another process was in its place before."""
+        try:
+            _, _, process, steps, busy_s = (counter or b"").decode().split("/")
+            self.progress[rank] = Progress(int(steps), float(busy_s))
+        except ValueError:
+            return False
+        known = self._processes.setdefault(rank, set())
+        restarted = bool(known) and process not in known
+        known.add(process)
+        return restarted
 
     def _is_dead(self, rank: int, seen: bool, silent_s: float) -> bool:
         if not seen and not self.all_seen:
