@@ -17,7 +17,7 @@ processes. It makes no process group and does not wrap the model. What workers t
 from __future__ import annotations
 
 import contextlib
-import dataclasses
+import copy
 import inspect
 import os
 from collections.abc import Iterator
@@ -29,23 +29,19 @@ import networkx as nx
 import torch
 from accelerate.data_loader import get_sampler
 from accelerate.state import PartialState
-from accelerate.utils import DataLoaderConfiguration, recursively_apply
+from accelerate.utils import recursively_apply
+from safetensors.torch import load_model
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from gossamer.api import join
 from gossamer.errors import InputError
+from gossamer.integrations.accelerate_arguments import check_not_sharded, dealing
 from gossamer.integrations.alone import alone
 from gossamer.integrations.collectives import WorkerCollectives
 from gossamer.integrations.options import check_join_options
 from gossamer.methods import AnyMethod
 from gossamer.process.runtime.swarm import Swarm
-
-SHARDING = ("deepspeed_plugin", "deepspeed_plugins", "fsdp_plugin", "megatron_lm_plugin", "torch_tp_plugin")
-"""Arguments that spread one model over several processes, as does ``parallelism_config``."""
-
-SHARDING_ENV = ("DEEPSPEED", "FSDP", "MEGATRON_LM", "PARALLELISM_CONFIG")
-"""What ``accelerate launch`` sets as ``ACCELERATE_USE_…``."""
 
 
 class Accelerator(accelerate.Accelerator):
@@ -70,8 +66,8 @@ class Accelerator(accelerate.Accelerator):
         theirs = {name: arguments.pop(name) for name in list(arguments) if name in known}
         options = {"method": method, "topology": topology, "seed": seed, **arguments}
         self._joining = check_join_options(options, others=known)
-        _check_not_sharded(theirs)
-        theirs["dataloader_config"] = _dealing(theirs.get("dataloader_config"), seed)
+        check_not_sharded(theirs)
+        theirs["dataloader_config"] = dealing(theirs.get("dataloader_config"), seed)
         self._seed = seed
         self._collectives = WorkerCollectives()
         with alone():
@@ -86,7 +82,7 @@ class Accelerator(accelerate.Accelerator):
         self._optimizer: torch.optim.Optimizer | None = None
         self._loaded_from = ""
         self.register_save_state_pre_hook(self._save_worker)
-        self.register_load_state_pre_hook(self._note_folder)
+        self.register_load_state_pre_hook(self._load_models)
 
     # Preparing
 
@@ -223,60 +219,70 @@ class Accelerator(accelerate.Accelerator):
 
         return recursively_apply(padded, tensor, error_on_other_type=True)
 
-    # Checkpoints: Accelerate saves rank 0's model and optimizer; every worker adds its own.
+    # Saving. While training, the parameters share one storage, of which Accelerate would save one tensor only.
+
+    def get_state_dict(self, model: nn.Module, unwrap: bool = True) -> Any:
+        return _apart(super().get_state_dict(model, unwrap))
+
+    def save(self, obj: Any, f: str | os.PathLike[str], safe_serialization: bool = False) -> None:
+        super().save(_apart(obj), f, safe_serialization)
+
+    # Checkpoints. Accelerate saves the models and the optimizer of rank 0, every worker adds its own.
 
     def _save_worker(self, models: list[nn.Module], weights: list[dict[str, Tensor]], output_dir: str) -> None:
         if self._collectives.swarm is not None:
             assert self._model is not None
             assert self._optimizer is not None
             state = {
-                "model": self._model.state_dict(),
+                "model": _apart(self._model.state_dict()),
                 "optimizer": self._optimizer.state_dict(),
                 "swarm": self._collectives.swarm.state_dict(),
             }
-            torch.save(state, self._worker_file(output_dir))
+            torch.save(state, _worker_file(output_dir, self.process_index))
 
-    def _note_folder(self, models: list[nn.Module], input_dir: str) -> None:
+    def _load_models(self, models: list[nn.Module], input_dir: str) -> None:
+        """Load the models in Accelerate's place, which cannot load into parameters that share one storage."""
         self._loaded_from = input_dir
+        for number, model in enumerate(models):
+            if model is not self._model or self._collectives.swarm is None:
+                name = f"model_{number}" if number else "model"
+                load_model(model, Path(input_dir, f"{name}.safetensors"), device=str(self.device))
+        models.clear()
 
     def load_state(self, *args: Any, **kwargs: Any) -> None:
+        """Load what ``save_state`` saved: each worker its own model, optimizer and swarm state.
+
+        A worker that was not there when the state was saved takes those of rank 0.
+        """
         super().load_state(*args, **kwargs)
-        saved = self._worker_file(self._loaded_from)
-        if self.swarm is None or not saved.exists():
+        swarm = self._collectives.swarm
+        if swarm is None:
             return
         assert self._model is not None
         assert self._optimizer is not None
+        own = _worker_file(self._loaded_from, self.process_index)
+        saved = own if own.exists() else _worker_file(self._loaded_from, 0)
+        if not saved.exists():
+            raise InputError(
+                f"{saved} is missing: the state was saved by another Accelerator, load the weights instead"
+            )
         state = torch.load(saved, map_location=self.device, weights_only=True)
         self._model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
-        self.swarm.load_state_dict(state["swarm"])
-
-    def _worker_file(self, folder: str) -> Path:
-        return Path(folder, f"gossamer_{self._collectives.rank}.pt")
+        if saved == own:
+            swarm.load_state_dict(state["swarm"])
 
 
-def _check_not_sharded(arguments: dict[str, Any]) -> None:
-    """Refuse what spreads one model over several processes."""
-    given = [name for name in (*SHARDING, "parallelism_config") if arguments.get(name) is not None]
-    told = [f"ACCELERATE_USE_{name}" for name in SHARDING_ENV]
-    given += [name for name in told if os.environ.get(name, "false").lower() == "true"]
-    if given:
-        raise InputError(
-            f"{given[0]} spreads one model over several workers: with Gossamer each worker holds a whole replica, "
-            "leave it out"
-        )
+def _worker_file(folder: str, rank: int) -> Path:
+    return Path(folder, f"gossamer_{rank}.pt")
 
 
-def _dealing(given: DataLoaderConfiguration | None, seed: int) -> DataLoaderConfiguration:
-    """Return how data is dealt: every worker draws the same order by itself and takes its share of it."""
-    given = given or DataLoaderConfiguration()
-    if given.dispatch_batches:
-        raise InputError(
-            "dispatch_batches=True lets rank 0 read the data of all workers, which would wait for it: leave it out"
-        )
-    return dataclasses.replace(
-        given,
-        dispatch_batches=False,
-        use_seedable_sampler=True,
-        data_seed=seed if given.data_seed is None else given.data_seed,
-    )
+def _apart(state: Any) -> Any:
+    """Return a dictionary with copies of its tensors; anything else as it is."""
+    if not isinstance(state, dict):
+        return state
+    # In place of a new dictionary: the class of a state dictionary matters to Accelerate.
+    copies = copy.copy(state)
+    for name, value in state.items():
+        copies[name] = value.clone() if isinstance(value, Tensor) else value
+    return copies

@@ -67,7 +67,7 @@ def encode_value(value: Any) -> bytes:
         return json.dumps(value).encode()
     except (TypeError, ValueError):
         raise InputError(
-            f"cannot send a {type(value).__name__} to other workers: "
+            f"cannot send a value of type {type(value).__name__} to other workers: "
             "expected numbers, strings, booleans, None, and lists and dictionaries of them"
         ) from None
 

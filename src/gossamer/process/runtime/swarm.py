@@ -121,8 +121,8 @@ class Swarm:
     def broadcast(self, value: Any, source: int = 0) -> Any:
         """Return the ``value`` of worker ``source``, or of the first worker alive if that one is gone.
 
-        All must call it. ``value`` is JSON data: numbers, strings, booleans, None, and lists and dictionaries of them. If a worker is
-        lost meanwhile, each worker gets its own value back, and ``events`` says so.
+        All must call it. ``value`` is JSON data: numbers, strings, booleans, None, and lists and dictionaries of them.
+        If a worker is lost meanwhile, each worker gets its own value back, and ``events`` says so.
         """
         messages = self.gather_bytes(encode_value(value))
         chosen = source if source in messages else min(messages)
@@ -160,6 +160,7 @@ class Swarm:
         self._runtime.finish_training()
         FinalAverage(self._runtime).run()
         self.close()
+        self._runtime.flat_model.release()
 
     def close(self) -> None:
         """Leave the job at once, without the final average. The other workers continue."""
