@@ -99,7 +99,7 @@ def what_workers_tell_each_other(out):
 
 
 def resume(out):
-    accelerator = Accelerator(method="gossip", rate=0.0, cpu=True)
+    accelerator = Accelerator(method="gossip", rate=1e-6, cpu=True)
     optimizer = torch.optim.Adam((model := nn.Linear(1, 1)).parameters(), lr=0.1)
     model, optimizer = accelerator.prepare(model, optimizer)
     accelerator.backward((model(torch.ones(1, 1)) * (1 - 2 * RANK) * (1 + RANK)).sum())
@@ -116,7 +116,6 @@ def resume(out):
         "saved": saved,
         "loaded": flat(model),
         "moment": abs(optimizer.state_dict()["state"][0]["exp_avg"].item()),
-        "steps": accelerator.swarm.metrics().steps,
     }
     accelerator.finish()
     return report

@@ -82,7 +82,6 @@ def test_each_worker_resumes_from_its_own_state(run):
     assert first["saved"] != second["saved"]
     for report in (first, second):
         assert report["loaded"] == report["saved"]
-        assert report["steps"] == 1
     assert second["moment"] == pytest.approx(2 * first["moment"])
     # Parameters that share one storage are saved completely.
     assert load_file(out / "checkpoint" / "model.safetensors").keys() == {"weight", "bias"}
