@@ -2,8 +2,8 @@
 
     python examples/ray_train.py
 
-Three lines belong to Gossamer: ``join``, ``finish`` and ``torch_config``. ``--fail`` lets worker 1 fail once: Ray starts
-it again, it takes over the weights of the others and helps them to the end.
+Three lines belong to Gossamer: ``join``, ``finish`` and ``torch_config``. ``--fail`` lets worker 1 fail once: Ray
+starts it again, it takes over the weights of the others and helps them to the end.
 """
 
 import argparse
