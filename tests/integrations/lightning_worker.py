@@ -1,12 +1,14 @@
 """One worker of several that train with Lightning, started by torchrun; what it saw goes to a file."""
 
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
 
 import lightning as L
 import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -86,6 +88,74 @@ def fit(method, **options):
     }
 
 
+class Telling(Line):
+    """Logs, gathers and decides together with the other workers."""
+
+    def __init__(self):
+        super().__init__()
+        self.told = {}
+
+    def on_validation_epoch_end(self):
+        rank = torch.tensor(float(self.global_rank))
+        gathered = self.all_gather({"a": torch.stack([rank, rank + 10]), "b": rank})
+        self.told["gathered"] = {name: tensor.tolist() for name, tensor in gathered.items()}
+        for kind in ("mean", "sum", "max", "min"):
+            self.log(kind, rank, sync_dist=True, reduce_fx=kind)
+        # The worst worker decides when to stop: score rises on one of them only.
+        self.log("score", rank * self.current_epoch)
+
+
+def fit_together(out):
+    """Checkpoints in a folder that rank 0 names, early stopping by any worker, shorter epochs on rank 1."""
+    torch.manual_seed(0)
+    rank = int(os.environ["RANK"])
+    checkpoints = ModelCheckpoint(dirpath=Path(out, f"of rank {rank}"), monitor="score", mode="max", save_top_k=1)
+    stop = EarlyStopping("score", mode="max", patience=0)
+    strategy = GossamerStrategy(method="gossip")
+    trainer = L.Trainer(
+        max_epochs=6,
+        strategy=strategy,
+        accelerator="cpu",
+        limit_train_batches=5 if rank == 0 else 1,
+        num_sanity_val_steps=0,
+        logger=False,
+        callbacks=[checkpoints, stop],
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    model = Telling()
+    trainer.fit(model)
+    return {
+        "folder": checkpoints.dirpath,
+        "epochs": trainer.current_epoch,
+        "logged": {name: float(trainer.callback_metrics[name]) for name in ("mean", "sum", "max", "min")},
+        "gathered": model.told["gathered"],
+        "steps": strategy.swarm.metrics().steps,
+        "weights": flat(model),
+    }
+
+
+def uneven():
+    """Rank 1 is done after its first epoch: the other does not wait for it."""
+    epochs = 3 if os.environ["RANK"] == "0" else 1
+    strategy = GossamerStrategy(method="gossip")
+    trainer = L.Trainer(
+        max_epochs=epochs, strategy=strategy, accelerator="cpu", num_sanity_val_steps=0, logger=False,
+        enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False,
+    )  # fmt: skip
+    model = Telling()
+    trainer.fit(model)
+    return {"gathered": model.told["gathered"]["b"], "mean": float(trainer.callback_metrics["mean"])}
+
+
+def told_of(mistake):
+    try:
+        mistake()
+    except InputError as error:
+        return str(error)
+    return None
+
+
 def refused():
     trainer = L.Trainer(
         strategy=GossamerStrategy(method="gossip"), accelerator="cpu", logger=False, enable_checkpointing=False
@@ -104,7 +174,16 @@ def main(out):
     warnings.simplefilter("ignore")
     sys.argv[1:] = ["--epochs", "2"]
     lightning_digits.main()
-    report = {"allreduce": fit("allreduce"), "gossip": fit("gossip", validate_mean=True), "refused": refused()}
+    report = {
+        "allreduce": fit("allreduce"),
+        "gossip": fit("gossip", validate_mean=True),
+        "together": fit_together(out),
+        "uneven": uneven(),
+        "refused": refused(),
+        "typo": told_of(lambda: GossamerStrategy(method="gossip", validate_means=True)),
+        "gradients": told_of(lambda: GossamerStrategy().all_gather(torch.ones(1), sync_grads=True)),
+        "object": told_of(lambda: GossamerStrategy().broadcast(object(), src=int(os.environ["RANK"]))),
+    }
     rank = report["gossip"]["rank"]
     Path(out, f"{rank}.json").write_text(json.dumps(report))
 

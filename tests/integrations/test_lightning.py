@@ -58,3 +58,38 @@ def test_the_mean_model_is_validated(run):
 def test_several_optimizers_are_refused(run):
     _, reports, _ = run
     assert all("2 optimizers: Gossamer expects one" in report["refused"] for report in reports)
+
+
+def test_workers_log_gather_and_decide_together(run):
+    out, reports, _ = run
+    first, second = (report["together"] for report in reports)
+    assert first == {**second, "steps": first["steps"]}
+    assert first["logged"] == {"mean": 0.5, "sum": 1, "max": 1, "min": 0}
+    assert first["gathered"] == {"a": [[0, 10], [1, 11]], "b": [0, 1]}
+    # Rank 0's score does not rise, so both stop after their second epoch; an epoch of rank 1 is shorter.
+    assert first["epochs"] == 2
+    assert (first["steps"], second["steps"]) == (10, 2)
+    # Rank 0 names the folder, and is the only one to write.
+    assert first["folder"] == str(out / "of rank 0")
+    assert len(list((out / "of rank 0").iterdir())) == 1
+    assert not (out / "of rank 1").exists()
+
+
+def test_a_worker_that_is_done_is_not_waited_for(run):
+    _, reports, _ = run
+    first, second = (report["uneven"] for report in reports)
+    assert (second["gathered"], second["mean"]) == ([0, 1], 0.5)
+    assert (first["gathered"], first["mean"]) == ([0], 0)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "said"),
+    [
+        ("typo", "did you mean 'validate_mean'?"),
+        ("gradients", "sync_grads=True would need gradients of other workers: leave it out"),
+        ("object", "cannot send a value of type object"),
+    ],
+)
+def test_a_mistake_is_told_in_one_line(run, mistake, said):
+    _, reports, _ = run
+    assert all(said in report[mistake] for report in reports)

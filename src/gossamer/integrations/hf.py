@@ -1,4 +1,4 @@
-"""Gossamer in Hugging Face's Trainer (or a loop with Accelerate), one process per worker under torchrun.
+"""Gossamer in Hugging Face's Trainer, one process per worker under torchrun.
 
 ::
 
@@ -15,46 +15,21 @@ to save. Only rank 0 logs and saves.
 
 from __future__ import annotations
 
-import contextlib
-import os
-from collections.abc import Iterator
 from typing import Any
 
 import networkx as nx
-import torch
-from accelerate.state import AcceleratorState, PartialState
 from torch.utils.data import Subset
 from transformers import TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 
 from gossamer.api import join
 from gossamer.errors import InputError
-from gossamer.methods import AnyMethod, find
+from gossamer.integrations.alone import alone
+from gossamer.integrations.options import check_join_options
+from gossamer.methods import AnyMethod
 from gossamer.process.runtime.swarm import Swarm
-from gossamer.process.store.rank_info import find_local_rank, find_rank
+from gossamer.process.store.rank_info import find_rank
 
-TOLD = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-"""What torchrun says in the environment, and Accelerate listens to."""
-
-
-@contextlib.contextmanager
-def alone() -> Iterator[None]:
-    """Hide the other workers from what is created in this block: ``TrainingArguments`` or an ``Accelerator``.
-
-    It still knows its rank: only rank 0 logs and saves. If a machine has several GPUs, each worker sees one of them.
-    """
-    (rank, _), local = find_rank(), find_local_rank()
-    devices = torch.cuda.device_count()
-    if devices > 1 and not torch.cuda.is_initialized():
-        visible = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(devices)))).split(",")
-        os.environ["CUDA_VISIBLE_DEVICES"] = visible[local % len(visible)]
-    told = {name: os.environ.pop(name) for name in TOLD if name in os.environ}
-    try:
-        yield
-        for state in (PartialState, AcceleratorState):
-            if state._shared_state:
-                state._shared_state.update(process_index=rank, local_process_index=local)
-    finally:
-        os.environ.update(told)
+__all__ = ["GossamerCallback", "alone", "shard"]
 
 
 def shard(dataset: Any) -> Any:
@@ -84,8 +59,7 @@ class GossamerCallback(TrainerCallback):
     def __init__(
         self, *, method: AnyMethod = "a2cid2", topology: str | nx.Graph = "", seed: int = 0, **settings: Any
     ) -> None:
-        find(method)
-        self._joining = {"method": method, "topology": topology, "seed": seed, **settings}
+        self._joining = check_join_options({"method": method, "topology": topology, "seed": seed, **settings})
         self.swarm: Swarm | None = None
         """The handle of this worker, from the start of training on."""
 

@@ -6,8 +6,8 @@
     trainer.fit(model, loader)      # every worker takes its share of the training data
     # Here all workers hold the same, averaged model.
 
-To Lightning every worker is alone with its device: Lightning wraps nothing in DDP, and none of its barriers, broadcasts
-and reductions makes workers wait for each other.
+Each worker trains its own replica on its device: Lightning wraps nothing in DDP. Its barriers, broadcasts, gathers and
+reductions are real, among the workers that are alive and not done.
 """
 
 from __future__ import annotations
@@ -23,9 +23,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 
 from gossamer.api import join
 from gossamer.errors import InputError
-from gossamer.methods import AnyMethod, find
+from gossamer.integrations.collectives import WorkerCollectives, stack
+from gossamer.integrations.options import check_join_options
+from gossamer.methods import AnyMethod
 from gossamer.process.runtime.swarm import Swarm
-from gossamer.process.store.rank_info import find_local_rank, find_rank
+from gossamer.process.store.rank_info import find_local_rank
 
 Anything = TypeVar("Anything")
 
@@ -59,19 +61,19 @@ class GossamerStrategy(ParallelStrategy):
         **settings: Any,
     ) -> None:
         super().__init__()
-        find(method)
-        self._joining = {"method": method, "topology": topology, "seed": seed, **settings}
+        self._joining = check_join_options(
+            {"method": method, "topology": topology, "seed": seed, **settings}, others=("validate_mean",)
+        )
         self._validate_mean = validate_mean
         self._looking = contextlib.ExitStack()
         self._trainer: Trainer | None = None
-        self._joined = False
+        self._collectives = WorkerCollectives()
         self.swarm: Swarm | None = None
         """The handle of this worker, from the start of training on."""
-        self._rank, self._workers = find_rank()
 
     @property
     def global_rank(self) -> int:
-        return self._rank
+        return self._collectives.rank
 
     @property
     def local_rank(self) -> int:
@@ -79,7 +81,7 @@ class GossamerStrategy(ParallelStrategy):
 
     @property
     def world_size(self) -> int:
-        return self._workers
+        return self._collectives.workers
 
     @property
     def root_device(self) -> torch.device:
@@ -109,48 +111,55 @@ class GossamerStrategy(ParallelStrategy):
         if len(self.optimizers) != 1:
             raise InputError(f"the module has {len(self.optimizers)} optimizers: Gossamer expects one")
         assert self.lightning_module is not None
-        self.swarm = join(self.lightning_module, self.optimizers[0], **self._joining)
-        self._joined = True
+        self.swarm = self._collectives.swarm = join(self.lightning_module, self.optimizers[0], **self._joining)
 
     def on_validation_start(self) -> None:
-        if self._validate_mean and self._joined:
-            assert self.swarm is not None
-            self._looking.enter_context(self.swarm.averaged())
+        if self._validate_mean and self._collectives.swarm is not None:
+            self._looking.enter_context(self._collectives.swarm.averaged())
 
     def on_validation_end(self) -> None:
         self._looking.close()
 
     def barrier(self, name: str | None = None) -> None:
-        """Do nothing: workers do not wait for each other."""
+        """Wait for the workers that are alive and not done."""
+        self._collectives.barrier(name or "")
 
     def broadcast(self, obj: Anything, src: int = 0) -> Anything:
-        return obj
+        """Return the object of worker ``src``, or of the first worker alive if that one is gone; JSON data."""
+        value: Anything = self._collectives.broadcast(obj, src)
+        return value
 
     def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:
-        return tensor
-
-    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
-        """Every worker decides for itself when to stop or to save."""
-        return decision
+        """Return the tensors of the workers alive, with a leading dimension for the workers."""
+        if sync_grads:
+            raise InputError("all_gather with sync_grads=True would need gradients of other workers: leave it out")
+        _check_no_group(group)
+        return tensor if self.world_size == 1 else stack(self._collectives.gather(tensor))
 
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:
-        if not isinstance(tensor, torch.Tensor) or not self._joined:
+        """Return the mean, sum, maximum or minimum over the workers alive."""
+        _check_no_group(group)
+        if not isinstance(tensor, torch.Tensor):
             return tensor
-        kind = str(reduce_op).rpartition(".")[2].lower()
-        if kind not in ("mean", "avg", "sum"):
-            raise InputError(f"cannot reduce with {kind} over the workers: expected mean or sum")
-        assert self.swarm is not None
-        mean = self.swarm.mean(tensor)
-        return mean * self.world_size if kind == "sum" else mean
+        return self._collectives.reduce(tensor, str(reduce_op or "mean").rpartition(".")[2].lower())
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:
+        """Return whether all workers alive decide so, or whether any of them does."""
+        decisions = self._collectives.gather_values(bool(decision))
+        return False not in decisions if all else True in decisions
 
     def on_train_end(self) -> None:
         assert self.swarm is not None
         self.swarm.finish()
-        self._joined = False
+        self._collectives.end()
 
     def on_exception(self, exception: BaseException) -> None:
-        if self._joined:
-            assert self.swarm is not None
-            self._looking.close()
-            self.swarm.close()
-            self._joined = False
+        self._looking.close()
+        if self._collectives.swarm is not None:
+            self._collectives.swarm.close()
+        self._collectives.end()
+
+
+def _check_no_group(group: Any) -> None:
+    if group is not None:
+        raise InputError("a process group was given, Gossamer has its own: leave group out")

@@ -58,6 +58,13 @@ class FlatModel:
             for (parameter, _), view in zip(self.viewed, views, strict=True):
                 parameter.data = view
 
+    def release(self) -> None:
+        """Give every parameter memory of its own again, after the training.
+
+        Libraries that save models (safetensors, Accelerate) refuse or drop tensors that share one storage.
+        """
+        self._point_parameters_at([view.clone() for view in self.weight_views])
+
     def enter_step(self) -> None:
         """Before the optimizer's step: make it work on ``x``."""
         self._gradient_packed = False

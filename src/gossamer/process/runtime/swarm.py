@@ -16,6 +16,13 @@ from gossamer.process.collectives.membership import FOREGROUND, StepRetry
 from gossamer.process.events import EventKind, Events
 from gossamer.process.metrics import Metrics
 from gossamer.process.runtime.final_average import FinalAverage
+from gossamer.process.runtime.gathering import (
+    decode_tensor,
+    decode_value,
+    encode_tensor,
+    encode_value,
+    gather_bytes,
+)
 from gossamer.process.runtime.model_average import COUNTS, EXCLUDED, ModelCopy, average_models
 from gossamer.process.runtime.recalibration import recalibrate
 from gossamer.process.runtime.shared_batches import shared_batches
@@ -112,6 +119,29 @@ class Swarm:
             mean = own if result is None else result.mean
         return mean.to(tensor.dtype).reshape(tensor.shape).to(tensor.device)
 
+    def gather(self, tensor: Tensor) -> list[Tensor]:
+        """Return the tensors of all workers alive, in rank order. All must call it; shapes may differ.
+
+        Workers that are done or dead are not waited for. If a worker is lost meanwhile, the list holds only this
+        worker's own tensor, and ``events`` says so.
+        """
+        messages = self.gather_bytes(encode_tensor(tensor))
+        return [decode_tensor(message, rank).to(tensor.device) for rank, message in messages.items()]
+
+    def broadcast(self, value: Any, source: int = 0) -> Any:
+        """Return the ``value`` of worker ``source``, or of the first worker alive if that one is gone.
+
+        All must call it. ``value`` is JSON data: numbers, strings, booleans, None, and lists and dictionaries of them.
+        If a worker is lost meanwhile, each worker gets its own value back, and ``events`` says so.
+        """
+        messages = self.gather_bytes(encode_value(value))
+        chosen = source if source in messages else min(messages)
+        return decode_value(messages[chosen], chosen)
+
+    def gather_bytes(self, message: bytes) -> dict[int, bytes]:
+        """Return the messages of all workers alive, by rank, as ``gather`` does with tensors."""
+        return gather_bytes(self._runtime, message)
+
     def _begin_mean(self, take: Callable[[], T]) -> T | None:
         """Return the mean that ``take()`` takes among all workers; None if a worker is lost meanwhile."""
         try:
@@ -168,6 +198,7 @@ class Swarm:
         runtime.finish_training()
         FinalAverage(self._runtime).run()
         self.close()
+        self._runtime.flat_model.release()
 
     def close(self) -> None:
         """Leave the job at once, without the final average. The other workers continue."""
