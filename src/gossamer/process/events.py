@@ -31,6 +31,10 @@ class EventKind(StrEnum):
     """A message was not finite or absurdly large, and had no effect."""
     NOT_AVERAGED = "not-averaged"
     """A mean that was asked for was not taken over all workers, or this worker's weights did not count in it."""
+    DEALT = "dealt"
+    """The data of an epoch is dealt among other workers than that of the epoch before."""
+    NOT_DEALT = "not-dealt"
+    """Data was taken as it comes: it is dealt among the workers only if the user has done so."""
     CHOSEN = "chosen"
     """``method="auto"`` has chosen a method."""
 
@@ -39,6 +43,7 @@ _LEVELS = {
     EventKind.RETURNED: logging.INFO,
     EventKind.REBUILT: logging.INFO,
     EventKind.TOOK_OVER: logging.INFO,
+    EventKind.DEALT: logging.INFO,
     EventKind.CHOSEN: logging.INFO,
 }
 """Kinds that are no warning."""

@@ -1,0 +1,170 @@
+"""Epochs of a user's own loop, and among which workers each one is dealt.
+
+Workers do not wait for each other, so each is in an epoch of its own. The first worker that begins an epoch writes into
+the store who is there; all others follow it. So shares of one epoch never overlap, whoever dies meanwhile, and the next
+epoch is dealt among those who are left or came back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from gossamer.errors import InputError
+from gossamer.process.events import EventKind
+from gossamer.process.runtime.worker_runtime import WorkerRuntime
+
+
+class Deal(NamedTuple):
+    """Among whom an epoch is dealt."""
+
+    members: tuple[int, ...]
+    """Ranks, in order."""
+    step: int
+    """The step at which the first of them began it."""
+
+    def encode(self) -> str:
+        return f"{self.step} {','.join(map(str, self.members))}"
+
+    @classmethod
+    def decode(cls, text: str) -> Deal:
+        step, members = text.split()
+        return cls(tuple(map(int, members.split(","))), int(step))
+
+
+@dataclass
+class Pass:
+    """One pass of a loader over this worker's share of an epoch."""
+
+    epoch: int
+    length: int | None
+    """Batches of the whole share; None: nobody knows."""
+    position: int = 0
+    """Batches taken so far, including those of a run that this one resumes."""
+    exhausted: bool = False
+
+    @property
+    def done(self) -> bool:
+        return self.exhausted or (self.length is not None and self.position >= self.length)
+
+    @property
+    def fraction(self) -> float:
+        if self.done:
+            return 1.0
+        return self.position / self.length if self.length else 0.0
+
+    @property
+    def resume_at(self) -> tuple[int, int]:
+        """Epoch and position to go on with after a checkpoint."""
+        return (self.epoch + 1, 0) if self.done else (self.epoch, self.position)
+
+
+class Epochs:
+    """The epochs of this worker."""
+
+    def __init__(self, runtime: WorkerRuntime) -> None:
+        self.runtime = runtime
+        self._deals: dict[int, Deal] = {}
+        self._begun = False
+        self.total = 0
+        self.current = 0
+        """The epoch that ``loop`` is in, or that it begins with."""
+        self.inside = False
+        """The body of ``loop`` runs."""
+        self.counted: Pass | None = None
+        """The first pass over a loader in this epoch: progress counts its batches."""
+        self._loaded: list[tuple[int, int]] | None = None
+        """Epoch and position of each loader in the checkpoint that was loaded."""
+
+    # Who takes part
+
+    def deal(self, epoch: int) -> Deal:
+        """Return among whom ``epoch`` is dealt. The first worker that asks decides."""
+        if epoch in self._deals:
+            return self._deals[epoch]
+        runtime = self.runtime
+        absent = runtime.heartbeats.lost
+        others = (rank for rank in runtime.everybody if rank != runtime.rank and rank not in absent)
+        present = [runtime.rank, *(rank for rank in others if not runtime.heartbeats.done(rank))]
+        proposal = Deal(tuple(sorted(present)), runtime.worker.step)
+        agreed = runtime.store.compare_set(f"epoch/{epoch}", proposal.encode())
+        deal = Deal.decode(agreed.decode()) if agreed else proposal
+        if deal == proposal:
+            runtime.store.set("epoch", str(epoch))
+        before = self._deals[max(self._deals)].members if self._deals else tuple(runtime.everybody)
+        if deal.members != before:
+            names = ", ".join(map(str, deal.members))
+            runtime.state.events.add(EventKind.DEALT, f"the data of epoch {epoch} is dealt among workers {names}")
+        self._deals[epoch] = deal
+        return deal
+
+    def takes_part(self, epoch: int) -> bool:
+        """Return whether this worker trains in ``epoch``.
+
+        One that came back has no share of the epochs that were dealt without it. In lockstep it takes part all the
+        same, with examples that others have too: they wait for its steps.
+        """
+        return self.runtime.method.lockstep or self.runtime.rank in self.deal(epoch).members
+
+    def republish(self) -> None:
+        """Publish the newest deals in a store that may be new."""
+        for epoch in sorted(self._deals)[-2:]:
+            self.runtime.store.compare_set(f"epoch/{epoch}", self._deals[epoch].encode())
+            self.runtime.store.set("epoch", str(epoch))
+
+    # Where this worker begins
+
+    def begin(self, number: int) -> tuple[int, int]:
+        """Return epoch and position at which loader ``number`` begins: 0, that of a checkpoint, or the others'."""
+        if self._loaded is not None:
+            return self._loaded[number] if number < len(self._loaded) else (self.current, 0)
+        newest = self.runtime.store.get("epoch") if self.runtime.came_back else None
+        if newest is None:
+            return 0, 0
+        epoch = int(newest)
+        # Workers in lockstep are at the same step: the others' position follows from it.
+        behind = self.runtime.worker.step - self.deal(epoch).step if self.runtime.method.lockstep else 0
+        return epoch, max(0, behind) if number == 0 else 0
+
+    def loop(self, total: int) -> Iterator[int]:
+        """Yield the epochs that are left of ``total``."""
+        if total < 1:
+            raise InputError(f"epochs is {total}: expected 1 or more")
+        self.total = total
+        if not self._begun:
+            self._begun = True
+            if self._loaded is None:
+                self.current = self.begin(0)[0]
+        return self._loop()
+
+    def _loop(self) -> Iterator[int]:
+        self.inside = True
+        try:
+            while self.current < self.total:
+                self.counted = None
+                if self.takes_part(self.current):
+                    yield self.current
+                self.counted = None
+                self.current += 1
+        finally:
+            self.inside = False
+
+    @property
+    def progress(self) -> float:
+        done = self.current + (0.0 if self.counted is None else self.counted.fraction)
+        return min(1.0, done / self.total)
+
+    # Checkpoints
+
+    def next_epoch(self, has_loaders: bool) -> int:
+        """Return the epoch with which to go on after a checkpoint at this moment."""
+        if not self.inside:
+            return self.current
+        # Without loaders of ours nobody knows whether the epoch is over: checkpoints are written at its end.
+        done = not has_loaders if self.counted is None else self.counted.done
+        return self.current + int(done)
+
+    def load(self, state: dict[str, Any]) -> None:
+        self.current = state["epoch"]
+        self._loaded = [(epoch, position) for epoch, position in state["loaders"]]
