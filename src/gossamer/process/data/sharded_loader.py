@@ -12,6 +12,7 @@ from gossamer.errors import InputError
 from gossamer.process.data.dealing import check_size, common_order, deal, fingerprint, num_batches
 from gossamer.process.data.epochs import Deal, Epochs, Pass
 from gossamer.process.data.loaders import ReplacedSampler, Source, is_plain, settings
+from gossamer.process.runtime.worker_runtime import WorkerRuntime
 
 
 class ShardedLoader(DataLoader[Any]):
@@ -38,7 +39,7 @@ class ShardedLoader(DataLoader[Any]):
         if self._stream is None:
             check_size(source.size, len(self._runtime.everybody), source.batch_size, source.drop_last)
             self._sampler.length = self._num_batches(len(self._runtime.everybody))
-        super().__init__(self._stream or dataset, **settings(loader, source, self._sampler))
+        super().__init__(dataset if self._stream is None else self._stream, **settings(loader, source, self._sampler))
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         current = self._begin_pass()
@@ -64,12 +65,14 @@ class ShardedLoader(DataLoader[Any]):
         while not epochs.takes_part(epoch):
             epoch, position = epoch + 1, 0
         members = epochs.deal(epoch)
-        self._pass = Pass(epoch, self._load_share(epoch, members, position, first), position)
+        if first and not self._source.stream:
+            check_same_order(self._runtime, self._source, self._number)
+        self._pass = Pass(epoch, self._load_share(epoch, members, position), position)
         if epochs.inside and epochs.counted is None:
             epochs.counted = self._pass
         return self._pass
 
-    def _load_share(self, epoch: int, dealt: Deal, position: int, first: bool) -> int | None:
+    def _load_share(self, epoch: int, dealt: Deal, position: int) -> int | None:
         """Set what the next pass draws; return how many batches the whole share has."""
         members, rank = dealt.members, self._runtime.rank
         mine = members.index(rank) if rank in members else rank % len(members)
@@ -82,8 +85,6 @@ class ShardedLoader(DataLoader[Any]):
         seed, guest = self._runtime.worker.seed, () if rank in members else (1 + rank,)
         source = self._source
         order = common_order(source.sampler, seed, self._number, epoch, *guest)
-        if first and not guest:
-            check_same_order(self._runtime.store, f"order/{self._number}/{epoch}", order)
         batches: list[Any] = deal(order, mine, len(members), source.batch_size, source.drop_last)
         if not source.divisible:
             batches = [item for (item,) in batches]
@@ -119,10 +120,12 @@ def set_epoch(each: object, epoch: int) -> None:
         each.set_epoch(epoch)  # type: ignore[attr-defined]
 
 
-def check_same_order(store: Any, key: str, order: list[Any]) -> None:
-    """Raise ``InputError`` if another worker has another order of the same data."""
+def check_same_order(runtime: WorkerRuntime, source: Source, number: int) -> None:
+    """Raise ``InputError`` if another worker has another order of the same data. Checks the first epoch."""
+    set_epoch(source.sampler, 0)
+    order = common_order(source.sampler, runtime.worker.seed, number, 0)
     mine = fingerprint(order)
-    others = store.compare_set(key, mine)
+    others = runtime.store.compare_set(f"order/{number}", mine)
     if others is not None and others.decode() != mine:
         size = int(others.decode().split()[0])
         what = f"has {len(order)} examples, another worker's {size}" if size != len(order) else "is in another order"

@@ -26,6 +26,9 @@ from gossamer.process.runtime.worker_runtime import WorkerRuntime
 
 MAX_RESERVED = 64
 
+FIRST_POOL = 2**31
+"""The number of the first loader that is shared in this way; those of ``shard`` begin at 0."""
+
 
 class BatchCount:
     """How many mini-batches all workers together have taken, as far as this one knows."""
@@ -33,6 +36,7 @@ class BatchCount:
     def __init__(self, runtime: WorkerRuntime) -> None:
         self.runtime = runtime
         self.total = 0
+        self.num_loaders = 0
         self.taken = 0
         """The number of the batch that the loop works on."""
         self.drawn = 0
@@ -82,17 +86,19 @@ def dealt_batches(count: BatchCount, loader: DataLoader[Any], total: int) -> Ite
     """Yield those batches of the loader whose numbers this worker draws, until all have taken ``total``."""
     source, sampler, pending = Source(loader), ReplacedSampler(), deque[int]()
     sampler.length = total
+    number_of_loader = FIRST_POOL + count.num_loaders
+    count.num_loaders += 1
 
     def draw() -> Iterator[Any]:
         epoch, batches = -1, []
         for number in count.numbers(total):
             if (number - 1) // num_batches_per_epoch(source) != epoch:
-                first = epoch < 0
                 epoch = (number - 1) // num_batches_per_epoch(source)
-                batches = epoch_batches(count.runtime, source, epoch, first)
+                batches = epoch_batches(count.runtime, source, number_of_loader, epoch)
             pending.append(number)
             yield batches[(number - 1) % len(batches)]
 
+    check_same_order(count.runtime, source, number_of_loader)
     sampler.items = draw()
     dataset: Any = loader.dataset
     for batch in DataLoader(dataset, **settings(loader, source, sampler)):
@@ -106,12 +112,10 @@ def num_batches_per_epoch(source: Source) -> int:
     return whole + int(rest > 0 and not source.drop_last)
 
 
-def epoch_batches(runtime: WorkerRuntime, source: Source, epoch: int, first: bool) -> list[Any]:
+def epoch_batches(runtime: WorkerRuntime, source: Source, number_of_loader: int, epoch: int) -> list[Any]:
     """Return all batches of an epoch, the same on all workers."""
     set_epoch(source.sampler, epoch)
-    order = common_order(source.sampler, runtime.worker.seed, epoch)
-    if first:
-        check_same_order(runtime.store, f"order/batches/{epoch}", order)
+    order = common_order(source.sampler, runtime.worker.seed, number_of_loader, epoch)
     return cut(order, source.batch_size, source.drop_last) if source.divisible else order
 
 

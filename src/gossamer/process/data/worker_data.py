@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
@@ -18,6 +18,21 @@ from gossamer.process.runtime.worker_runtime import WorkerRuntime
 from gossamer.schedules import Shape
 
 
+class Work:
+    """What the progress of this worker is measured by."""
+
+    def __init__(self) -> None:
+        self.measured: Epochs | BatchCount | None = None
+
+    def progress(self) -> float:
+        if self.measured is None:
+            raise InputError(
+                "progress is not known before the work is: loop over 'for epoch in swarm.epochs(E)' and a loader from "
+                "swarm.shard, or over swarm.batches(loader, total_steps=N)"
+            )
+        return self.measured.progress
+
+
 class WorkerData:
     """The data of this worker."""
 
@@ -29,19 +44,14 @@ class WorkerData:
         self._originals: list[Any] = []
         """What the loaders were made from. Identities are keys, so it must live on."""
         self._schedules: list[ProgressLR] = []
-        self._measure: Callable[[], float] | None = None
-        """What tells the progress: the epochs or the count of batches."""
-        # First: a worker that comes back and sees that the run has started must find the epoch too.
-        runtime.store.on_move.insert(0, self._republish)
+        self._work = Work()
+        # First: a worker that comes back and sees that the run has started must find the epoch too. Nothing here may
+        # be part of a cycle with a loader: the processes of a loader that the garbage collector finds end slowly.
+        runtime.store.on_move[:0] = [self._count.republish, self._epochs.republish]
 
     @property
     def progress(self) -> float:
-        if self._measure is None:
-            raise InputError(
-                "progress is not known before the work is: loop over 'for epoch in swarm.epochs(E)' and a loader from "
-                "swarm.shard, or over swarm.batches(loader, total_steps=N)"
-            )
-        return self._measure()
+        return self._work.progress()
 
     def shard(self, data: Any, batch_size: int | None, shuffle: bool, drop_last: bool) -> DataLoader[Any]:
         if isinstance(data, ShardedLoader):
@@ -54,29 +64,39 @@ class WorkerData:
         return self._loaders[key]
 
     def epochs(self, total: int) -> Iterator[int]:
-        epochs = self._epochs.loop(total)
-        self._measure = lambda: self._epochs.progress
-        return self._until_end(epochs)
+        self._work.measured = self._epochs
+        return self._until_end(self._epochs.loop(total))
 
     def batches(self, loader: Iterable[Any], total_steps: int | None, epochs: int | None) -> Iterator[Any]:
-        dealt = is_plain(loader) and not isinstance(loader, ShardedLoader)
-        dataset = loader.dataset if isinstance(loader, DataLoader) else None
-        if isinstance(dataset, IterableDataset) and not isinstance(loader, ShardedLoader):
-            dealt = False
-            if len(self._runtime.everybody) > 1:
-                text = "batches of an IterableDataset are taken as they come: divide it yourself, or by swarm.shard"
-                self._runtime.state.events.add(EventKind.NOT_DEALT, text)
-        total = total_batches(loader, total_steps, epochs)
+        if (total_steps is None) == (epochs is None):
+            raise InputError("swarm.batches needs an end: give either total_steps, of all workers together, or epochs")
+        per_epoch = self._num_dealt_batches(loader)
+        if per_epoch is None and epochs is not None:
+            raise InputError("epochs are those of a DataLoader that swarm.batches can deal: give total_steps instead")
         count = self._count
-        count.total = total
-        self._measure = lambda: count.progress
-        if dealt and isinstance(loader, DataLoader):
-            source = Source(loader)
-            if source.replicas == 1:
-                if num_batches_per_epoch(source) == 0:
-                    raise InputError("the loader gives no batches: give it at least one batch of examples")
-                return self._until_end(dealt_batches(count, loader, total))
-        return self._until_end(own_batches(count, loader, total))
+        count.total = (per_epoch or 0) * (epochs or 0) if total_steps is None else total_steps
+        self._work.measured = count
+        if per_epoch is not None and isinstance(loader, DataLoader):
+            return self._until_end(dealt_batches(count, loader, count.total))
+        return self._until_end(own_batches(count, loader, count.total))
+
+    def _num_dealt_batches(self, loader: Iterable[Any]) -> int | None:
+        """Return how many batches an epoch of this loader has; None if its batches are this worker's own."""
+        if not isinstance(loader, DataLoader) or isinstance(loader, ShardedLoader):
+            return None
+        source = Source(loader)
+        if source.stream or not is_plain(loader):
+            if len(self._runtime.everybody) > 1:
+                text = (
+                    "batches of this loader are taken as they come: divide its data yourself, or give swarm.shard of it"
+                )
+                self._runtime.state.events.add(EventKind.NOT_DEALT, text)
+            return None
+        if source.replicas > 1:
+            return None
+        if num_batches_per_epoch(source) == 0:
+            raise InputError("the loader gives no batches: give it at least one batch of examples")
+        return num_batches_per_epoch(source)
 
     def _until_end(self, work: Iterator[Any]) -> Iterator[Any]:
         """Yield all of ``work``; at its end the schedules are at theirs, whoever made the last step."""
@@ -86,8 +106,8 @@ class WorkerData:
 
     def schedule(self, shape: str | Shape, warmup: float, min_factor: float) -> ProgressLR:
         factor = make_factor(shape, warmup, min_factor)
-        start = 0.0 if self._measure is None else self._measure()
-        schedule = ProgressLR(self._runtime.flat_model.optimizer, factor, lambda: self.progress, start)
+        start = 0.0 if self._work.measured is None else self.progress
+        schedule = ProgressLR(self._runtime.flat_model.optimizer, factor, self._work.progress, start)
         self._schedules.append(schedule)
         return schedule
 
@@ -107,10 +127,6 @@ class WorkerData:
         if "epochs" in state:
             self._epochs.load(state["epochs"])
 
-    def _republish(self) -> None:
-        self._count.republish()
-        self._epochs.republish()
-
 
 def as_loader(data: Any, batch_size: int | None, shuffle: bool, drop_last: bool) -> DataLoader[Any]:
     """Return the loader that a user gave, or make one of a data set."""
@@ -126,17 +142,3 @@ def as_loader(data: Any, batch_size: int | None, shuffle: bool, drop_last: bool)
         raise InputError("a data set has no batches: give swarm.shard a batch_size too, or a DataLoader")
     shuffle = shuffle and not isinstance(data, IterableDataset)
     return DataLoader(data, batch_size=batch_size, shuffle=shuffle, drop_last=drop_last)
-
-
-def total_batches(loader: Iterable[Any], total_steps: int | None, epochs: int | None) -> int:
-    """Return how many batches all workers together take."""
-    if (total_steps is None) == (epochs is None):
-        raise InputError(
-            "swarm.batches needs to know the end: give either total_steps, of all workers together, or epochs"
-        )
-    if total_steps is not None:
-        return total_steps
-    if isinstance(loader, ShardedLoader) or not isinstance(loader, Sized):
-        raise InputError("epochs of swarm.batches are those of a whole loader with a length: give total_steps instead")
-    assert epochs is not None
-    return epochs * len(loader)
