@@ -106,11 +106,11 @@ def join(
     """Train ``model`` together with the other workers of this job, which torchrun starts like any PyTorch job.
 
     Returns when all workers have joined. The training loop stays as it is, including ``optimizer.step()``. Each worker
-    must see its own share of the data, for example by a ``DistributedSampler``:
+    must see its own share of the data, which ``shard`` gives it:
 
     ```python
     swarm = gossamer.join(model, optimizer, method="a2cid2", topology="ring")
-    for x, y in loader:
+    for x, y in swarm.shard(loader):
         loss_fn(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()

@@ -41,7 +41,7 @@ class Job:
         self.entries: dict[str, str] = {}
         self.lost: set[int] = set()
 
-    def worker(self, rank: int, *, came_back: bool = False, step: int = 0) -> WorkerData:
+    def worker(self, rank: int, *, came_back: bool = False, at: tuple[int, int] | None = None) -> WorkerData:
         heartbeats = SimpleNamespace(lost=self.lost, done=lambda other: False)
         model = torch.nn.Linear(1, 1)
         runtime = SimpleNamespace(
@@ -50,8 +50,8 @@ class Job:
             store=DictStore(self.entries),
             heartbeats=heartbeats,
             method=SimpleNamespace(lockstep=self.lockstep),
-            state=SimpleNamespace(events=Events(rank)),
-            worker=SimpleNamespace(seed=self.seed, step=step, step_s=0.0),
+            state=SimpleNamespace(events=Events(rank), data_position=at),
+            worker=SimpleNamespace(seed=self.seed, step_s=0.0),
             flat_model=SimpleNamespace(optimizer=torch.optim.SGD(model.parameters(), lr=1.0)),
             came_back=came_back,
         )

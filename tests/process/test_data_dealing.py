@@ -90,7 +90,7 @@ def test_workers_come_and_go(data, workers, size, lockstep):
         elif happens == "pass" and rank in alive:
             share = set(seen(loaders[rank]))
             epoch = loaders[rank].resume_at[0] - 1
-            members[epoch] = set(alive[rank]._epochs.deal(epoch).members)
+            members[epoch] = set(alive[rank]._epochs.members(epoch))
             if rank in members[epoch]:
                 # A worker that came back begins its share of the epoch again.
                 assert passes.setdefault(epoch, {}).setdefault(rank, share) == share
@@ -128,10 +128,9 @@ def test_who_begins_an_epoch_decides_for_all():
     assert not set(first) & set(second)
 
 
-def test_a_worker_in_lockstep_comes_back_to_the_step_of_the_others():
-    job = Job(2, lockstep=True)
-    seen(job.worker(0).shard(list(range(24)), 3, True, False))
-    loader = job.worker(1, came_back=True, step=3).shard(list(range(24)), 3, True, False)
+def test_a_worker_in_lockstep_comes_back_to_the_batch_of_the_others():
+    loader = Job(2, lockstep=True).worker(1, came_back=True, at=(2, 3)).shard(list(range(24)), 3, True, False)
+    assert loader.resume_at == (2, 3)
     assert len(list(loader)) == 1
     assert len(list(loader)) == 4
 

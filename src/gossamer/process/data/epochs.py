@@ -7,30 +7,13 @@ epoch is dealt among those who are left or came back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from gossamer.errors import InputError
 from gossamer.process.events import EventKind
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
-
-
-class Deal(NamedTuple):
-    """Among whom an epoch is dealt."""
-
-    members: tuple[int, ...]
-    """Ranks, in order."""
-    step: int
-    """The step at which the first of them began it."""
-
-    def encode(self) -> str:
-        return f"{self.step} {','.join(map(str, self.members))}"
-
-    @classmethod
-    def decode(cls, text: str) -> Deal:
-        step, members = text.split()
-        return cls(tuple(map(int, members.split(","))), int(step))
 
 
 @dataclass
@@ -65,7 +48,8 @@ class Epochs:
 
     def __init__(self, runtime: WorkerRuntime) -> None:
         self.runtime = runtime
-        self._deals: dict[int, Deal] = {}
+        self._members: dict[int, tuple[int, ...]] = {}
+        """The ranks among whom each epoch is dealt."""
         self._begun = False
         self.total = 0
         self.current = 0
@@ -79,25 +63,26 @@ class Epochs:
 
     # Who takes part
 
-    def deal(self, epoch: int) -> Deal:
+    def members(self, epoch: int) -> tuple[int, ...]:
         """Return among whom ``epoch`` is dealt. The first worker that asks decides."""
-        if epoch in self._deals:
-            return self._deals[epoch]
+        if epoch in self._members:
+            return self._members[epoch]
         runtime = self.runtime
         absent = runtime.heartbeats.lost
         others = (rank for rank in runtime.everybody if rank != runtime.rank and rank not in absent)
         present = [runtime.rank, *(rank for rank in others if not runtime.heartbeats.done(rank))]
-        proposal = Deal(tuple(sorted(present)), runtime.worker.step)
-        agreed = runtime.store.compare_set(f"epoch/{epoch}", proposal.encode())
-        deal = Deal.decode(agreed.decode()) if agreed else proposal
-        if deal == proposal:
+        proposal = encode(sorted(present))
+        agreed = runtime.store.compare_set(f"epoch/{epoch}", proposal)
+        members = decode(agreed.decode() if agreed else proposal)
+        newest = runtime.store.get("epoch")
+        if newest is None or int(newest) < epoch:
             runtime.store.set("epoch", str(epoch))
-        before = self._deals[max(self._deals)].members if self._deals else tuple(runtime.everybody)
-        if deal.members != before:
-            names = ", ".join(map(str, deal.members))
-            runtime.state.events.add(EventKind.DEALT, f"the data of epoch {epoch} is dealt among workers {names}")
-        self._deals[epoch] = deal
-        return deal
+        before = self._members[max(self._members)] if self._members else tuple(runtime.everybody)
+        if members != before:
+            text = f"the data of epoch {epoch} is dealt among workers {', '.join(map(str, members))}"
+            runtime.state.events.add(EventKind.DEALT, text)
+        self._members[epoch] = members
+        return members
 
     def takes_part(self, epoch: int) -> bool:
         """Return whether this worker trains in ``epoch``.
@@ -105,12 +90,12 @@ class Epochs:
         One that came back has no share of the epochs that were dealt without it. In lockstep it takes part all the
         same, with examples that others have too: they wait for its steps.
         """
-        return self.runtime.method.lockstep or self.runtime.rank in self.deal(epoch).members
+        return self.runtime.method.lockstep or self.runtime.rank in self.members(epoch)
 
     def republish(self) -> None:
         """Publish the newest deals in a store that may be new."""
-        for epoch in sorted(self._deals)[-2:]:
-            self.runtime.store.compare_set(f"epoch/{epoch}", self._deals[epoch].encode())
+        for epoch in sorted(self._members)[-2:]:
+            self.runtime.store.compare_set(f"epoch/{epoch}", encode(self._members[epoch]))
             self.runtime.store.set("epoch", str(epoch))
 
     # Where this worker begins
@@ -119,13 +104,14 @@ class Epochs:
         """Return epoch and position at which loader ``number`` begins: 0, that of a checkpoint, or the others'."""
         if self._loaded is not None:
             return self._loaded[number] if number < len(self._loaded) else (self.current, 0)
-        newest = self.runtime.store.get("epoch") if self.runtime.came_back else None
-        if newest is None:
+        if not self.runtime.came_back:
             return 0, 0
-        epoch = int(newest)
-        # Workers in lockstep are at the same step: the others' position follows from it.
-        behind = self.runtime.worker.step - self.deal(epoch).step if self.runtime.method.lockstep else 0
-        return epoch, max(0, behind) if number == 0 else 0
+        # Workers in lockstep are at the same batch. Others need only be in the same epoch.
+        position = self.runtime.state.data_position
+        if position is not None:
+            return position if number == 0 else (position[0], 0)
+        newest = self.runtime.store.get("epoch")
+        return int(newest) if newest else 0, 0
 
     def loop(self, total: int) -> Iterator[int]:
         """Yield the epochs that are left of ``total``."""
@@ -168,3 +154,11 @@ class Epochs:
     def load(self, state: dict[str, Any]) -> None:
         self.current = state["epoch"]
         self._loaded = [(epoch, position) for epoch, position in state["loaders"]]
+
+
+def encode(ranks: Iterable[int]) -> str:
+    return ",".join(map(str, ranks))
+
+
+def decode(text: str) -> tuple[int, ...]:
+    return tuple(map(int, text.split(",")))

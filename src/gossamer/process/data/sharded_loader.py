@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from gossamer.errors import InputError
 from gossamer.process.data.dealing import check_size, common_order, deal, fingerprint, num_batches
-from gossamer.process.data.epochs import Deal, Epochs, Pass
+from gossamer.process.data.epochs import Epochs, Pass
 from gossamer.process.data.loaders import ReplacedSampler, Source, is_plain, settings
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 
@@ -37,14 +37,17 @@ class ShardedLoader(DataLoader[Any]):
         dataset: Any = loader.dataset
         self._stream = _Stream(dataset) if source.stream else None
         if self._stream is None:
-            check_size(source.size, len(self._runtime.everybody), source.batch_size, source.drop_last)
-            self._sampler.length = self._num_batches(len(self._runtime.everybody))
+            workers = len(self._runtime.everybody)
+            check_size(source.size, workers, source.batch_size, source.drop_last)
+            self._sampler.length = num_batches(source.size, workers, source.batch_size, source.drop_last)
         super().__init__(dataset if self._stream is None else self._stream, **settings(loader, source, self._sampler))
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
         current = self._begin_pass()
         for batch in super().__iter__():
             current.position += 1
+            if current is self._epochs.counted or (self._number == 0 and not self._epochs.inside):
+                self._runtime.state.data_position = current.epoch, current.position
             yield batch
         current.exhausted = True
 
@@ -52,9 +55,6 @@ class ShardedLoader(DataLoader[Any]):
     def resume_at(self) -> tuple[int, int]:
         """Epoch and position to go on with after a checkpoint."""
         return self._epochs.begin(self._number) if self._pass is None else self._pass.resume_at
-
-    def _num_batches(self, workers: int) -> int:
-        return num_batches(self._source.size, workers, self._source.batch_size, self._source.drop_last)
 
     def _begin_pass(self) -> Pass:
         epochs, first = self._epochs, self._pass is None
@@ -64,7 +64,7 @@ class ShardedLoader(DataLoader[Any]):
             epoch = epochs.current
         while not epochs.takes_part(epoch):
             epoch, position = epoch + 1, 0
-        members = epochs.deal(epoch)
+        members = epochs.members(epoch)
         if first and not self._source.stream:
             check_same_order(self._runtime, self._source, self._number)
         self._pass = Pass(epoch, self._load_share(epoch, members, position), position)
@@ -72,9 +72,9 @@ class ShardedLoader(DataLoader[Any]):
             epochs.counted = self._pass
         return self._pass
 
-    def _load_share(self, epoch: int, dealt: Deal, position: int) -> int | None:
+    def _load_share(self, epoch: int, members: tuple[int, ...], position: int) -> int | None:
         """Set what the next pass draws; return how many batches the whole share has."""
-        members, rank = dealt.members, self._runtime.rank
+        rank = self._runtime.rank
         mine = members.index(rank) if rank in members else rank % len(members)
         set_epoch(self._source.sampler, epoch)
         set_epoch(self.dataset, epoch)

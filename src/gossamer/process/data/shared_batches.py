@@ -46,6 +46,12 @@ class BatchCount:
     def progress(self) -> float:
         return min(1.0, self.taken / self.total) if self.total > 0 else 1.0
 
+    def begin(self, total: int) -> None:
+        """All workers together are about to take ``total`` batches; a worker that comes back finds some taken."""
+        self.total = total
+        others = self.runtime.store.get("batches") if self.runtime.came_back else None
+        self.taken = max(self.taken, int(others) if others else 0)
+
     def republish(self) -> None:
         """Publish the count in a store that may be new."""
         if self.drawn:

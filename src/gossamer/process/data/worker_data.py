@@ -74,7 +74,7 @@ class WorkerData:
         if per_epoch is None and epochs is not None:
             raise InputError("epochs are those of a DataLoader that swarm.batches can deal: give total_steps instead")
         count = self._count
-        count.total = (per_epoch or 0) * (epochs or 0) if total_steps is None else total_steps
+        count.begin((per_epoch or 0) * (epochs or 0) if total_steps is None else total_steps)
         self._work.measured = count
         if per_epoch is not None and isinstance(loader, DataLoader):
             return self._until_end(dealt_batches(count, loader, count.total))
@@ -99,8 +99,15 @@ class WorkerData:
         return num_batches_per_epoch(source)
 
     def _until_end(self, work: Iterator[Any]) -> Iterator[Any]:
-        """Yield all of ``work``; at its end the schedules are at theirs, whoever made the last step."""
+        """Yield all of ``work``, with schedules at its start when it begins and at its end when it is done.
+
+        It may begin in the middle, after a checkpoint, and another worker may make the last step.
+        """
+        self._update_schedules()
         yield from work
+        self._update_schedules()
+
+    def _update_schedules(self) -> None:
         for schedule in self._schedules:
             schedule.update()
 
