@@ -290,6 +290,18 @@ def test_a_pool_without_an_end_or_without_batches_is_refused(loader, total_steps
         Job(2).worker(0).batches(loader, total_steps, epochs)
 
 
+def test_a_second_loop_over_work_that_is_done_is_refused():
+    worker = Job(1).worker(0)
+    loader = DataLoader(NUMBERS, batch_size=4)
+    assert len(list(worker.batches(loader, None, 1))) == 6
+    with pytest.raises(InputError, match="make one loop of all epochs"):
+        worker.batches(loader, None, 1)
+    assert list(worker.epochs(2)) == [0, 1]
+    with pytest.raises(InputError, match="the 2 epochs of this run are done"):
+        worker.epochs(2)
+    assert list(worker.epochs(3)) == [2]
+
+
 # Schedules
 
 

@@ -1,8 +1,13 @@
 """Real workers see their own data, whoever dies, and their learning rates end where they should."""
 
+import re
+from pathlib import Path
+
 import pytest
-from data_script import SIZE, train_on_numbers
+from data_script import SIZE, run_page, train_on_numbers
 from real_workers import RealWorkers
+
+README = Path(__file__).parents[2] / "README.md"
 
 EVERYTHING = [float(number) for number in range(SIZE)]
 
@@ -51,17 +56,14 @@ def test_the_data_of_a_dead_worker_goes_to_the_other_and_back_when_it_returns(tm
 
 
 def test_workers_in_lockstep_go_on_together_after_a_return():
-    order = {"method": "allreduce", "epochs": 6, "pause_s": [0.03, 0.03], "averaged": True}
+    order = {"method": "allreduce", "epochs": 6, "pause_s": [0.03, 0.03]}
     with RealWorkers(2, script=train_on_numbers, **order) as workers:
         workers[1].until(lambda report: report["at"] == "step" and report["epoch"] == 1)
         workers.kill(1)
         returned = workers.restart(1)
         workers.finished()
-        assert returned.reports[-1]["at"] == "finished"
-        epochs = {report["epoch"] for report in returned.reports if report["at"] == "step"}
-        assert 1 not in epochs or len(seen(returned, 1)) < SIZE / 2
-        last = [len([r for r in w.reports if r["at"] == "step" and r["epoch"] == 5]) for w in (workers[0], returned)]
-        assert last[0] == last[1]
+        positions = [[r["progress"] for r in worker.reports if r["at"] == "step"] for worker in (workers[0], returned)]
+        assert positions[1] == positions[0][-len(positions[1]) :]
         assert sorted(seen(workers[0], 5) + seen(returned, 5)) == EVERYTHING
 
 
@@ -72,7 +74,7 @@ def test_learning_rates_of_a_common_pool_never_rise_and_end_at_the_minimum():
         steps = [[report for report in worker.reports if report["at"] == "step"] for worker in workers]
         fast, slow = map(len, steps)
         assert fast + slow == 60
-        assert fast > 2 * slow
+        assert fast > slow
         # Three epochs of twenty batches.
         assert sorted(number for worker in workers for number in seen(worker)) == sorted(EVERYTHING * 3)
         for worker, mine in zip(workers, steps, strict=True):
@@ -83,3 +85,13 @@ def test_learning_rates_of_a_common_pool_never_rise_and_end_at_the_minimum():
             (end,) = [report for report in worker.reports if report["at"] == "trained"]
             assert end["progress"] == 1.0
             assert end["lr"] == pytest.approx(1e-7)
+
+
+def test_the_loop_of_the_readme_gives_workers_their_own_data():
+    code = re.search(r"^```python\n(.*?)^```$", README.read_text(encoding="utf-8"), re.MULTILINE | re.DOTALL)[1]
+    assert "gossamer.join" in code
+    with RealWorkers(2, script=run_page, code=code) as workers:
+        first, second = workers.finished()
+    assert len(first["seen"]) == len(second["seen"]) == 2048
+    assert sorted(first["seen"] + second["seen"]) == sorted(first["inputs"])
+    assert first["weights"] == second["weights"]

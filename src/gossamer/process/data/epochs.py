@@ -50,7 +50,7 @@ class Epochs:
         self.runtime = runtime
         self._members: dict[int, tuple[int, ...]] = {}
         """The ranks among whom each epoch is dealt."""
-        self._begun = False
+        self._begun = self._ended = False
         self.total = 0
         self.current = 0
         """The epoch that ``loop`` is in, or that it begins with."""
@@ -117,6 +117,8 @@ class Epochs:
         """Yield the epochs that are left of ``total``."""
         if total < 1:
             raise InputError(f"epochs is {total}: expected 1 or more")
+        if self._ended and total <= self.current:
+            raise InputError(f"the {self.current} epochs of this run are done: give swarm.epochs a larger number")
         self.total = total
         if not self._begun:
             self._begun = True
@@ -133,6 +135,7 @@ class Epochs:
                     yield self.current
                 self.counted = None
                 self.current += 1
+            self._ended = True
         finally:
             self.inside = False
 

@@ -41,6 +41,8 @@ class BatchCount:
         """The number of the batch that the loop works on."""
         self.drawn = 0
         """The newest number of this worker: its loader may fetch batches ahead."""
+        self.ended = False
+        """A loop of this process has come to its end."""
 
     @property
     def progress(self) -> float:
@@ -48,6 +50,11 @@ class BatchCount:
 
     def begin(self, total: int) -> None:
         """All workers together are about to take ``total`` batches; a worker that comes back finds some taken."""
+        if self.ended and total <= self.taken:
+            raise InputError(
+                f"swarm.batches counts the steps of the whole run, and {self.total} are done: make one loop of all "
+                "epochs, or give a larger total_steps"
+            )
         self.total = total
         others = self.runtime.store.get("batches") if self.runtime.came_back else None
         self.taken = max(self.taken, int(others) if others else 0)
@@ -67,6 +74,7 @@ class BatchCount:
             # A store that replaced another counts from what its first user knew; one out of reach does not count.
             self.drawn = max(self.drawn + 1, number)
             if self.drawn > total:
+                self.ended = True
                 return
             yield self.drawn
 
