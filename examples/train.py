@@ -3,9 +3,10 @@
     torchrun --nproc-per-node 4 examples/train.py --out runs/example     # four workers
     python examples/train.py                                             # one worker, the same code
 
-Each worker sees its own share of the data (``DistributedSampler``). Everything else is an ordinary loop: AdamW, a
-cosine schedule, gradient clipping, bfloat16 autocast, a checkpoint per epoch, evaluation. Five calls belong
-to Gossamer: ``join``, ``averaged``, ``state_dict``, ``load_state_dict`` and ``finish``.
+An ordinary loop: AdamW, a cosine schedule with warm-up, gradient clipping, bfloat16 autocast, a checkpoint per epoch,
+evaluation. What belongs to Gossamer is called ``gossamer.join`` and ``swarm.…``: ``shard`` gives each worker its own
+share of the data, ``epochs`` counts the epochs that are left, ``schedule`` follows that count, ``averaged`` evaluates
+the mean model, ``state_dict`` and ``load_state_dict`` are for the checkpoint, ``finish`` averages all models.
 """
 
 import argparse
@@ -14,7 +15,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+from torch.utils.data import DataLoader, TensorDataset
 
 import gossamer
 from gossamer import tasks
@@ -70,16 +71,15 @@ def main():
         torch.set_num_threads(1)
 
     train_set, test_set = load_data()
-    sampler = DistributedSampler(train_set, num_replicas=world_size, rank=rank, drop_last=True)
-    loader = DataLoader(train_set, batch_size=args.batch, sampler=sampler, drop_last=True)
+    loader = DataLoader(train_set, batch_size=args.batch, shuffle=True, drop_last=True)
 
     torch.manual_seed(0)
     model = make_model().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.01)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epochs * len(loader))
 
     swarm = gossamer.join(model, optimizer, method=args.method, topology=args.topology)
-    first_epoch = 0
+    loader = swarm.shard(loader)  # this worker's share, another one in every epoch
+    schedule = swarm.schedule("cosine", warmup=0.05)
     checkpoint = args.out / f"checkpoint-{rank}.pt" if args.out else None
     if args.resume and checkpoint is not None and checkpoint.exists():
         state = torch.load(checkpoint, map_location=device, weights_only=True)
@@ -87,10 +87,8 @@ def main():
         optimizer.load_state_dict(state["optimizer"])
         schedule.load_state_dict(state["schedule"])
         swarm.load_state_dict(state["swarm"])
-        first_epoch = state["epoch"] + 1
 
-    for epoch in range(first_epoch, args.epochs):
-        sampler.set_epoch(epoch)
+    for epoch in swarm.epochs(args.epochs):  # those that are left, if this run was resumed
         for x, y in loader:
             with torch.autocast(device.type, torch.bfloat16):
                 loss = nn.functional.cross_entropy(model(x.to(device)), y.to(device))
@@ -111,7 +109,6 @@ def main():
                 "optimizer": optimizer.state_dict(),
                 "schedule": schedule.state_dict(),
                 "swarm": swarm.state_dict(),
-                "epoch": epoch,
             }
             torch.save(state, checkpoint.with_suffix(".part"))
             checkpoint.with_suffix(".part").replace(checkpoint)

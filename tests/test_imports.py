@@ -18,7 +18,7 @@ FORBIDDEN = {
 # Who may import whom: only from the same layer or one below.
 LAYERS = (
     {"errors", "settings", "seeds", "flat", "memory", "vector_math", "effects", "worker", "hardware", "results"}
-    | {"topology", "compress", "optim", "recording", "userfile", "wire"},
+    | {"topology", "compress", "optim", "recording", "schedules", "userfile", "wire"},
     {"methods", "tasks"},
     {"virtual", "process", "config"},
     {"plan", "report", "runfolder", "train", "api", "integrations", "testing"},

@@ -108,11 +108,11 @@ def join(
 
     Returns when all workers have joined and compared what has to be the same on all of them; if something differs,
     every worker raises the same error. The training loop stays as it is, including ``optimizer.step()``. Each worker
-    must see its own share of the data, for example by a ``DistributedSampler``:
+    must see its own share of the data, which ``shard`` gives it:
 
     ```python
     swarm = gossamer.join(model, optimizer, method="a2cid2", topology="ring")
-    for x, y in loader:
+    for x, y in swarm.shard(loader):
         loss_fn(model(x), y).backward()
         optimizer.step()
         optimizer.zero_grad()

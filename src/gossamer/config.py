@@ -20,6 +20,7 @@ from gossamer.methods import METHODS, AnyMethod, Method, MethodConfig, Source, l
 from gossamer.methods.contract import is_encodable
 from gossamer.methods.loading import build as build_method
 from gossamer.methods.loading import check_ready
+from gossamer.schedules import SHAPES
 from gossamer.settings import Settings, from_values, option
 from gossamer.tasks import Task, TaskConfig
 from gossamer.topology import Topology, build
@@ -36,7 +37,6 @@ if TYPE_CHECKING:
 AUTO = "auto"
 """Stands for the method that ``gossamer.plan.auto`` chooses."""
 
-SCHEDULES = ("constant", "cosine", "linear", "step")
 PRECISIONS = ("float32", "bfloat16")
 GRADIENT_BACKENDS = ("auto", "batched", "graph", "loop")
 
@@ -56,7 +56,7 @@ class RunConfig(Settings):
     momentum: float = option(0.9, "momentum, for optimizers that have one", minimum=0, maximum=1)
     weight_decay: float = option(0.0, "weight decay", minimum=0)
     accumadam_period: int = option(4, "steps over which AccumAdam accumulates gradients for its moments", minimum=1)
-    schedule: str = option("constant", "how the learning rate changes over the run", choices=SCHEDULES)
+    schedule: str = option("constant", "how the learning rate changes over the run", choices=tuple(SHAPES))
     lr_warmup: int = option(0, "steps over which the learning rate rises at the start", minimum=0)
     batch: int = option(32, "samples per mini-batch and worker", minimum=1)
     partition: str = option("iid", "how the data is dealt to the workers: iid, dirichlet:ALPHA or by-class")
@@ -132,18 +132,13 @@ def find_device(name: str) -> torch.device:
 
 def make_schedule(kind: str, steps: int, warmup: int) -> Callable[[int], float]:
     """Return the function from the step number to a factor on the learning rate."""
+    shape = SHAPES[kind]
 
     def factor(step: int) -> float:
         if step < warmup:
             return (step + 1) / warmup
         progress = min(1.0, (step - warmup) / max(1, steps - warmup))
-        if kind == "cosine":
-            return 0.5 * (1 + math.cos(math.pi * progress))
-        if kind == "linear":
-            return 1 - progress
-        if kind == "step":
-            return 0.1 ** (int(progress >= 0.5) + int(progress >= 0.75))
-        return 1.0
+        return shape(progress)
 
     return factor
 

@@ -67,7 +67,7 @@ def test_the_training_loop_on_a_page_is_that_of_the_example(name):
     example = (ROOT / "examples" / "train.py").read_text(encoding="utf-8")
     (shown,) = [block["text"] for block in BLOCK.finditer(page) if block["why"] == "a part of examples/train.py"]
     assert textwrap.indent(shown, "    ") in example
-    for part in ("DistributedSampler", "gossamer.join", "swarm.averaged()", "swarm.state_dict()", "swarm.finish()"):
+    for part in ("gossamer.join", "swarm.shard(", "swarm.averaged()", "swarm.state_dict()", "swarm.finish()"):
         assert part in shown
 
 

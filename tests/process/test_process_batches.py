@@ -8,7 +8,7 @@ import torch
 
 import gossamer
 from gossamer.errors import InputError
-from gossamer.process.runtime.shared_batches import MAX_RESERVED, batch_numbers
+from gossamer.process.data.shared_batches import MAX_RESERVED, batch_numbers
 
 
 @pytest.fixture

@@ -43,6 +43,10 @@ class EventKind(StrEnum):
     """Weights were changed by something else than ``step()`` of the optimizer given to ``join``."""
     UNFINISHED = "unfinished"
     """The process ends without ``finish()``."""
+    DEALT = "dealt"
+    """The data of an epoch is dealt among other workers than that of the epoch before."""
+    NOT_DEALT = "not-dealt"
+    """Data was taken as it comes: it is dealt among the workers only if the user has done so."""
     CHOSEN = "chosen"
     """``method="auto"`` has chosen a method."""
 
@@ -52,6 +56,7 @@ _LEVELS = {
     EventKind.RECOVERED: logging.INFO,
     EventKind.REBUILT: logging.INFO,
     EventKind.TOOK_OVER: logging.INFO,
+    EventKind.DEALT: logging.INFO,
     EventKind.CHOSEN: logging.INFO,
 }
 """Kinds that are no warning."""

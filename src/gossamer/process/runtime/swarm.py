@@ -9,10 +9,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 from torch import Tensor
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import DataLoader
 
 from gossamer.errors import InputError
 from gossamer.process.collectives.call import Call
 from gossamer.process.collectives.membership import FOREGROUND, StepRetry
+from gossamer.process.data.worker_data import WorkerData
 from gossamer.process.events import EventKind, Events
 from gossamer.process.metrics import Metrics
 from gossamer.process.runtime.final_average import FinalAverage
@@ -25,7 +28,6 @@ from gossamer.process.runtime.gathering import (
 )
 from gossamer.process.runtime.model_average import COUNTS, EXCLUDED, ModelCopy, average_models
 from gossamer.process.runtime.recalibration import recalibrate
-from gossamer.process.runtime.shared_batches import shared_batches
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 
 Batch = TypeVar("Batch")
@@ -40,6 +42,7 @@ class Swarm:
 
     def __init__(self, runtime: WorkerRuntime) -> None:
         self._runtime = runtime
+        self._data = WorkerData(runtime)
         # The threads of a worker that is interrupted, or that never finishes, must not outlive its interpreter.
         atexit.register(self._close_at_exit)
 
@@ -62,7 +65,7 @@ class Swarm:
         Waits for communication in flight; the result contains its answers. It consists of tensors and JSON data in
         nested dictionaries, so ``torch.load(…, weights_only=True)`` reads it.
         """
-        return {**self._runtime.state.state_dict(), "batches": self._runtime.num_batches_taken}
+        return {**self._runtime.state.state_dict(), **self._data.state_dict()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what ``state_dict`` returned.
@@ -74,15 +77,74 @@ class Swarm:
         if runtime.metrics.steps or runtime.driver.background_started:
             raise InputError("load_state_dict comes too late: call it right after join, before the first step")
         runtime.state.load_state_dict(state)
-        runtime.num_batches_taken = state["batches"]
-        runtime.store.compare_set("batches", str(runtime.num_batches_taken))
+        self._data.load_state_dict(state)
 
-    def batches(self, loader: Iterable[Batch], total_steps: int) -> Iterator[Batch]:
+    # Data and schedules
+
+    def shard(
+        self, data: Any, batch_size: int | None = None, *, shuffle: bool = True, drop_last: bool = False
+    ) -> DataLoader[Any]:
+        """Return a loader of this worker's share of the data.
+
+        In every epoch each example goes to one worker, in an order that all workers draw from the seed of the run:
+        there is no ``set_epoch`` to call. All workers get the same number of batches. When a worker dies, the others
+        get its share from their next epoch on; when it comes back, it gets one again.
+
+        Args:
+            data: A ``DataLoader``, the same on all workers. The result has its settings: batch size, shuffling, worker
+                processes, ``collate_fn``, its sampler or batch sampler. Or a data set, with ``batch_size``. Each worker
+                reads all of an ``IterableDataset`` and keeps every n-th item.
+            batch_size: Examples per batch and worker, if ``data`` is a data set.
+            shuffle: Whether to shuffle a data set.
+            drop_last: Whether to leave out a last batch that is smaller, if ``data`` is a data set.
+        """
+        return self._data.shard(data, batch_size, shuffle, drop_last)
+
+    def epochs(self, total: int) -> Iterator[int]:
+        """Yield the epochs 0 … ``total`` - 1, or those that are left: ``for epoch in swarm.epochs(10):``.
+
+        After ``load_state_dict`` it goes on where the checkpoint was written, and in a worker that came back at the
+        epoch of the others.
+        """
+        return self._data.epochs(total)
+
+    def batches(
+        self, loader: Iterable[Batch], total_steps: int | None = None, *, epochs: int | None = None
+    ) -> Iterator[Batch]:
         """Yield mini-batches of ``loader`` until all workers together have done ``total_steps`` steps.
 
-        Fast workers do more of them than slow ones. An exhausted loader is iterated again.
+        Fast workers do more of them than slow ones. The batches of a ``DataLoader`` are dealt from one common order, so
+        that no two workers get the same. Those of any other iterable, of a loader with a ``DistributedSampler`` and of
+        one from ``shard`` are this worker's own; such a loader is iterated again when it is exhausted.
+
+        Args:
+            loader: The loader, the same on all workers.
+            total_steps: Steps of all workers together.
+            epochs: Instead of ``total_steps``: passes of all workers together over the loader.
         """
-        return shared_batches(self._runtime, loader, total_steps)
+        return self._data.batches(loader, total_steps, epochs)
+
+    @property
+    def progress(self) -> float:
+        """How much of the work is done, from 0 to 1: of the steps of all workers in ``batches``, of this worker's own
+        epochs in ``epochs``. The batch that the loop works on counts as done."""
+        return self._data.progress
+
+    def schedule(
+        self, shape: str | Callable[[float], float] = "cosine", *, warmup: float = 0.0, min_factor: float = 0.0
+    ) -> LRScheduler:
+        """Return a learning-rate schedule of the optimizer that follows ``progress``. Call its ``step()`` as usual.
+
+        A schedule of a number of steps ends too early on fast workers and never on slow ones. This one is at its end
+        on all workers when the work is done.
+
+        Args:
+            shape: ``cosine``, ``linear``, ``step``, ``constant``, or a function from progress to a factor on the
+                learning rate.
+            warmup: Share of the work over which the learning rate first rises from 0.
+            min_factor: The factor at the end.
+        """
+        return self._data.schedule(shape, warmup, min_factor)
 
     @contextlib.contextmanager
     def averaged(self) -> Iterator[None]:

@@ -81,8 +81,8 @@ class WorkerRuntime:
         staging = Staging(self.flat_model.device, nccl=transport == "nccl")
         self.state = WorkerState(method, self.flat_model, self.worker, staging)
         self.lifecycle, self.metrics = self.state.lifecycle, self.state.metrics
-        self.num_batches_taken = 0
-        """Mini-batches that all workers together have taken, as far as this one knows (``shared_batches``)."""
+        self.came_back = False
+        """The run had begun when this worker joined it."""
         self._joined = False
 
         events = self.state.events
@@ -180,7 +180,7 @@ class WorkerRuntime:
 
     def _come_back(self) -> None:
         """Take over the state of the others: the run has begun without this worker, or before it was restarted."""
-        self.state.needs_state = True
+        self.state.needs_state = self.came_back = True
         self.groups.train.cancelled = self._too_late
         self.state.events.add(EventKind.TOOK_OVER, "came back: taking over from the others")
         if self.method.pairwise and not self.method.lockstep:
@@ -221,8 +221,6 @@ class WorkerRuntime:
         else:
             self._handshake.republish_agreed()
             self.groups.republish()
-            if self.num_batches_taken:
-                self.store.compare_set("batches", str(self.num_batches_taken))
             self.store.set("started", "1")
 
     def _check(self, rank: int) -> None:

@@ -42,6 +42,8 @@ class WorkerState:
         """This worker has sent a vector that is not finite, and needs the others' state."""
         self.stale_gradient = False
         """The gradient in progress is taken at weights that have been replaced since."""
+        self.data_position: tuple[int, int] | None = None
+        """Epoch and batch that the user's loop is at (``process/data``); right after joining, that of a peer."""
         self.events = Events(worker.rank)
         self.watch = WeightWatch(flat_model, self.events)
         self.history = StepHistory()
@@ -64,6 +66,7 @@ class WorkerState:
                 "step": self.worker.step,
                 "scalars": {name: value for name, value in self.worker.scalars.items() if name in self.method.shared},
                 "optimizer": {},
+                "data": self.data_position,
             }
             if self.method.lockstep:
                 # All workers are at the same step: a peer's moments fit its weights.
@@ -82,6 +85,8 @@ class WorkerState:
             )
         with self.lock, self.staging.on_training_stream():
             begins_anew = self.nonfinite or self.needs_state
+            if self.needs_state and self.method.lockstep and rest["data"] is not None:
+                self.data_position = (rest["data"][0], rest["data"][1])
             if begins_anew:
                 self._forget()
             if self.nonfinite:
