@@ -36,7 +36,6 @@ from gossamer.process.deadline import Deadline
 from gossamer.process.lifecycle import TrainingEnded
 from gossamer.process.store.heartbeats import Heartbeats
 
-POLL_S = 0.02
 MIN_DEADLINE_S = 60.0
 """Minimum deadline of a collective whose members are all alive; after it a new generation is requested."""
 
@@ -188,10 +187,10 @@ class Membership:
     ) -> Any:
         """Return the process group of one channel and topic among ``members``; built on first use."""
         about = (channel, call.name if call else "", ",".join(map(str, members)))
-        key = f"{generation}/" + hashlib.sha1(repr(about).encode()).hexdigest()[:16]
+        name = f"{self.key}/{generation}/" + hashlib.sha1(repr(about).encode()).hexdigest()[:16]
+        key = STATE_TRANSFER if channel == STATE_TRANSFER else name
         groups = self._groups
         if key not in groups:
-            name = f"{self.key}/{key}"
 
             def hopeless(awaited: tuple[int, ...]) -> bool:
                 given_up = self.requested > generation or self.over() or self.cancelled() or self._conflict is not None
@@ -201,7 +200,11 @@ class Membership:
             for rank, theirs in calls.items():
                 if call is not None and theirs != call.first:
                     raise mismatch(self.rank, call.first, rank, theirs)
-            groups[key] = self.builder.build(
+            reused = None
+            if channel == self.owner == FOREGROUND and not on_gpu and members == tuple(self.members):
+                # The state transfer is over, and all members need this group first: no need to connect them again.
+                reused = groups.pop(STATE_TRANSFER, None)
+            groups[key] = reused or self.builder.build(
                 name, members, hopeless=hopeless, on_gpu=on_gpu, low_priority=channel == BACKGROUND
             )
             if groups is not self._groups:
@@ -311,7 +314,7 @@ class Membership:
 
     def _agree(self, generation: int) -> list[int]:
         """Return the members of ``generation``; empty if a later one is requested meanwhile."""
-        name = f"{self.key}/{generation}"
+        name, polls = f"{self.key}/{generation}", group_builder.poll_intervals()
         while True:
             if self.over() or self.cancelled():
                 raise TrainingEnded
@@ -330,7 +333,7 @@ class Membership:
                 self.requested = max(self.requested, int(newer))
             if self.requested > generation:
                 return []
-            time.sleep(POLL_S)
+            time.sleep(next(polls))
 
     def _gone(self, rank: int) -> bool:
         """Return whether another worker is dead or done with its training."""
@@ -345,6 +348,13 @@ class Membership:
         def wait(work: dist.Work) -> None:
             group_builder.wait(group, work, TRANSFER_TIMEOUT_S, disconnected.is_set)
 
+        def send(tensor: Tensor) -> Tensor:
+            """Send a tensor from the source to the one member that is behind."""
+            tensor, sends = tensor.contiguous(), own == source
+            sent, received = (tensor, None) if sends else (None, tensor)
+            gloo.Exchange(group, sent, received, to=behind[0], source=source).wait(TRANSFER_TIMEOUT_S)
+            return tensor
+
         def broadcast(tensor: Tensor) -> Tensor:
             options = dist.BroadcastOptions()
             options.rootRank, options.rootTensor = source, 0
@@ -358,11 +368,15 @@ class Membership:
         newest = max(steps)
         if self.generation > 0:
             state.on_membership_change()
-        source = steps.index(newest)
-        if min(steps) < newest or newest < 0:
-            # At the start of a run nobody has a state: all take that of the first member.
-            behind = int(position) < newest or (newest < 0 and group.rank() != source)
-            transfer_state(broadcast, state, sends=group.rank() == source, takes=behind)
+        source, own = steps.index(newest), group.rank()
+        # At the start of a run nobody has a state: all take that of the first member.
+        behind = [index for index, step in enumerate(steps) if step < newest or (newest < 0 and index != source)]
+        if len(behind) == 1 and own not in (source, *behind):
+            # One worker came back: only the two that the transfer concerns wait for it.
+            return
+        if behind:
+            move = send if len(behind) == 1 else broadcast
+            transfer_state(move, state, sends=own == source, takes=own in behind)
 
     # Closing
 
@@ -375,5 +389,5 @@ class Membership:
         groups, self._groups = self._groups, {}
         disconnected, self._disconnected = self._disconnected, threading.Event()
         disconnected.set()
-        for group in groups.values():
+        for group in list(groups.values()):
             group_builder.disconnect(group)
