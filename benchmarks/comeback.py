@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import itertools
 import json
 import os
 import platform
@@ -23,14 +24,13 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tables import table
-
 from gossamer.process.store.rank_info import free_port
+from tables import table
 
 ROOT = Path(__file__).resolve().parents[1]
 WORKER = Path(__file__).with_name("comeback_worker.py")
@@ -41,16 +41,19 @@ LIMIT_S = 180.0
 """No stage takes so long."""
 
 TORCHFT = ("torchft==0.2.0", "torch==2.13.0", "numpy")
-STAGES = ("main", "torch", "library", "model", "joined", "exchanged", "contributed")
 COLUMNS = {
-    "python": "main",
-    "import torch": "torch",
-    "import library": "library",
-    "optimizer": "model",
-    "join": "joined",
-    "first exchange": "exchanged",
-    "first contribution": "contributed",
+    "main": "python",
+    "torch": "import torch",
+    "library": "import library",
+    "model": "model, optimizer",
+    "joined": "join",
+    "exchanged": "exchange",
+    "contributed": "contribution",
 }
+"""The stages that a worker reports, and what it does until then."""
+
+Turn = dict[str, float]
+"""Seconds from the start of the process to each stage, and the longest pause of the survivors."""
 
 
 @dataclass(frozen=True)
@@ -70,12 +73,13 @@ class Contender:
 OURS = ("a2cid2", "gossip", "lasgd", "allreduce", "overlap")
 TUNED = {"timeout": 2.0, "quorum_timeout": 10.0, "connect_timeout": 5.0, "heartbeat_interval": 0.05}
 TUNED_LIGHTHOUSE = ("--join_timeout_ms", "1000", "--quorum_tick_ms", "10", "--heartbeat_timeout_ms", "1000")
+REFERENCE = "torchft, tuned time-outs"
 THEIRS = (
     Contender("torchft", label="torchft, default time-outs"),
-    Contender("torchft-tuned", label="torchft, tuned time-outs", timeouts=TUNED, lighthouse=TUNED_LIGHTHOUSE),
+    Contender("torchft-tuned", label=REFERENCE, timeouts=TUNED, lighthouse=TUNED_LIGHTHOUSE),
     Contender(
         "torchft-tuned-sync",
-        label="torchft, tuned, waits for the quorum",
+        label="torchft, tuned, synchronous quorum",
         timeouts=TUNED,
         lighthouse=TUNED_LIGHTHOUSE,
         use_async_quorum=False,
@@ -131,7 +135,7 @@ def lighthouse(contender: Contender, python: Path, folder: Path) -> Iterator[str
         process.wait()
 
 
-def measure(contender: Contender, torchft_python: Path | None) -> dict[str, float]:
+def measure(contender: Contender, torchft_python: Path | None) -> Turn:
     """Kill and restart one worker of a run; return the seconds to each stage of its new process."""
     environment = {
         **os.environ,
@@ -170,8 +174,7 @@ def measure(contender: Contender, torchft_python: Path | None) -> dict[str, floa
         killed_at = time.time()
         back = start(KILLED, "back")
         back.wait_for("contributed")
-        back.wait_for("step", 5)
-        times = {stage: back.times(stage)[0] - back.started for stage in STAGES}
+        times = {stage: back.times(stage)[0] - back.started for stage in COLUMNS}
         survivors = [worker for rank, worker in enumerate(workers) if rank != KILLED]
         return {**times, "pause": max(longest_pause(worker, killed_at) for worker in survivors)}
 
@@ -180,7 +183,7 @@ def longest_pause(worker: Worker, since: float) -> float:
     """Return the longest time between two steps of a survivor."""
     steps = [report["time"] for report in worker.reports() if report["at"].startswith("step")]
     steps = [*[at for at in steps if at < since][-1:], *(at for at in steps if at >= since)]
-    return max(after - before for before, after in zip(steps, steps[1:], strict=False))
+    return max(after - before for before, after in itertools.pairwise(steps))
 
 
 def make_torchft(folder: Path) -> Path | None:
@@ -197,23 +200,41 @@ def make_torchft(folder: Path) -> Path | None:
     return python
 
 
-def rows(results: dict[Contender, list[dict[str, float]]]) -> list[dict[str, Any]]:
-    """Return a row per contender: the medians of the seconds that each stage takes."""
-    found = []
-    for contender, turns in results.items():
-        row: dict[str, Any] = {"contender": contender.label}
-        previous = ""
-        for column, stage in COLUMNS.items():
-            spent = [turn[stage] - (turn[previous] if previous else 0.0) for turn in turns]
-            row[column] = f"{statistics.median(spent):.2f}"
-            previous = stage
-        whole = [turn["contributed"] for turn in turns]
-        row["start to first exchange"] = f"{statistics.median(turn['exchanged'] for turn in turns):.2f}"
-        row["start to contribution"] = f"**{statistics.median(whole):.2f}**"
-        row["range"] = f"{min(whole):.2f} to {max(whole):.2f}"
-        row["longest pause of the others"] = f"{statistics.median(turn['pause'] for turn in turns):.2f}"
-        found.append(row)
+def row(label: str, turns: list[Turn | None], references: list[Turn | None]) -> dict[str, Any]:
+    """Return the medians over the turns that ended, and of the ratio to the reference in the same turn."""
+
+    def median(figure: Callable[[Turn], float]) -> str:
+        return f"{statistics.median(figure(turn) for turn in turns if turn is not None):.2f}"
+
+    found: dict[str, Any] = {"contender": label}
+    for before, (stage, column) in zip(("", *COLUMNS), COLUMNS.items(), strict=False):
+        found[column] = median(lambda turn, before=before, stage=stage: turn[stage] - turn.get(before, 0.0))  # type: ignore[misc]
+    found["beyond torch"] = median(beyond_torch)
+    found["start to exchange"] = median(lambda turn: turn["exchanged"])
+    found["start to contribution"] = f"**{median(lambda turn: turn['contributed'])}**"
+    whole = [turn["contributed"] for turn in turns if turn is not None]
+    found["range"] = f"{min(whole):.2f} to {max(whole):.2f}"
+    pairs = [(turn, other) for turn, other in zip(turns, references, strict=True) if turn and other]
+    ratios = [turn["contributed"] / other["contributed"] for turn, other in pairs]
+    found["over torchft tuned"] = f"{statistics.median(ratios):.2f}" if ratios else "–"
+    found["longest pause of the others"] = median(lambda turn: turn["pause"])
     return found
+
+
+def beyond_torch(turn: Turn) -> float:
+    """Return the seconds until the contribution without Python's start, ``import torch`` and the optimizer."""
+    return turn["library"] - turn["torch"] + turn["contributed"] - turn["model"]
+
+
+def measured(contender: Contender, torchft_python: Path | None) -> Turn | None:
+    """Measure one turn; None if it did not end."""
+    try:
+        turn = measure(contender, torchft_python)
+    except Late as error:
+        print(f"{contender.label}: {error}", file=sys.stderr, flush=True)
+        return None
+    print(f"{contender.label}: {turn['contributed']:.2f} s", file=sys.stderr, flush=True)
+    return turn
 
 
 def main() -> None:
@@ -234,16 +255,16 @@ def main() -> None:
     theirs = [contender for contender in THEIRS if contender.name in chosen]
     torchft_python = make_torchft(options.torchft) if theirs else None
     contenders += theirs if torchft_python is not None else []
-    results: list[tuple[Contender, list[dict[str, float]]]] = [(contender, []) for contender in contenders]
-    for turn in range(options.turns):
-        for contender, turns in results:
-            turns.append(measure(contender, torchft_python))
-            print(f"turn {turn}: {contender.label} {turns[-1]['contributed']:.2f} s", file=sys.stderr, flush=True)
-    print(f"Seconds, {platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}\n")
-    print(table([row for contender, turns in results for row in rows({contender: turns})]))
+    results: list[list[Turn | None]] = [[] for _ in contenders]
+    for _ in range(options.turns):
+        for contender, turns in zip(contenders, results, strict=True):
+            turns.append(measured(contender, torchft_python))
+    named = {contender.label: turns for contender, turns in zip(contenders, results, strict=True)}
+    references = named.get(REFERENCE, [None] * options.turns)
+    print(f"Seconds; {os.cpu_count()} cores, Python {platform.python_version()}, {options.turns} turns\n")
+    print(table([row(label, turns, references) for label, turns in named.items() if any(turns)]))
     if options.json is not None:
-        figures = [{"contender": contender.label, "turns": turns} for contender, turns in results]
-        options.json.write_text(json.dumps(figures, indent=1) + "\n")
+        options.json.write_text(json.dumps(named, indent=1) + "\n")
 
 
 if __name__ == "__main__":

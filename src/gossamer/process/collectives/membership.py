@@ -349,15 +349,15 @@ class Membership:
             group_builder.wait(group, work, TRANSFER_TIMEOUT_S, disconnected.is_set)
 
         def send(tensor: Tensor) -> Tensor:
-            """Send a tensor from the source to the one member that is behind."""
-            tensor, sends = tensor.contiguous(), own == source
-            sent, received = (tensor, None) if sends else (None, tensor)
-            gloo.Exchange(group, sent, received, to=behind[0], source=source).wait(TRANSFER_TIMEOUT_S)
+            """Send a tensor to the partner that is behind, or receive it if this worker is."""
+            tensor = tensor.contiguous()
+            sent, received = (tensor, None) if own in sources else (None, tensor)
+            gloo.Exchange(group, sent, received, to=partners[own], source=partners[own]).wait(TRANSFER_TIMEOUT_S)
             return tensor
 
         def broadcast(tensor: Tensor) -> Tensor:
             options = dist.BroadcastOptions()
-            options.rootRank, options.rootTensor = source, 0
+            options.rootRank, options.rootTensor = sources[0], 0
             wait(group.broadcast([tensor], options))
             return tensor
 
@@ -368,15 +368,17 @@ class Membership:
         newest = max(steps)
         if self.generation > 0:
             state.on_membership_change()
-        source, own = steps.index(newest), group.rank()
+        own, ranks = group.rank(), range(len(steps))
         # At the start of a run nobody has a state: all take that of the first member.
-        behind = [index for index, step in enumerate(steps) if step < newest or (newest < 0 and index != source)]
-        if len(behind) == 1 and own not in (source, *behind):
-            # One worker came back: only the two that the transfer concerns wait for it.
-            return
-        if behind:
-            move = send if len(behind) == 1 else broadcast
-            transfer_state(move, state, sends=own == source, takes=own in behind)
+        sources = [index for index in ranks if steps[index] == newest] if newest >= 0 else [0]
+        behind = [index for index in ranks if index not in sources]
+        if len(behind) <= len(sources):
+            # Few are behind, such as a worker that came back: the others need not wait for it.
+            partners = {**dict(zip(sources, behind, strict=False)), **dict(zip(behind, sources, strict=False))}
+            if own in partners:
+                transfer_state(send, state, sends=own in sources, takes=own in behind)
+        else:
+            transfer_state(broadcast, state, sends=own == sources[0], takes=own in behind)
 
     # Closing
 

@@ -4,7 +4,7 @@ A worker whose exchange is due offers one to a random neighbour. A neighbour tha
 other accepts at once, also when two offers cross. Each worker makes half of its exchanges by offering and half by
 accepting, so an edge is used at rate (r/2)(1/d_i + 1/d_j), as A²CiD²'s constants assume.
 
-A worker that needs a state does not have to wait until a neighbour looks for an exchange, which with a long period takes
+A worker that needs a state does not wait until a neighbour looks for an exchange, which with a long period may take
 minutes: any neighbour that has a state accepts, and gives it in a thread of its own.
 """
 
