@@ -1,12 +1,14 @@
 """Commands that need no torch do not import it; ``import gossamer`` imports next to nothing."""
 
 import json
+import os
 import subprocess
 import sys
 
 import pytest
 
 from gossamer.cli import COMMANDS
+from gossamer.process.store.rank_info import free_port
 
 HEAVY = ("torch", "scipy", "networkx", "plotly", "sklearn", "matplotlib", "pandas")
 
@@ -61,3 +63,38 @@ def test_a_mistake_in_the_command_line_is_answered_without_torch():
 def test_importing_gossamer_imports_no_library():
     program = f"import gossamer, json, sys; print(json.dumps([m for m in {(*HEAVY, 'numpy')!r} if m in sys.modules]))"
     assert run_python("-c", program) == []
+
+
+WORKER = """
+import json, sys
+import torch
+import gossamer
+
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+with gossamer.join(model, optimizer, method="a2cid2", topology="ring"):
+    for _ in range(3):
+        model(torch.ones(2, 4)).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+print(json.dumps(sorted({name.split(".")[0] for name in sys.modules} | {n for n in sys.modules if "gossamer." in n})))
+"""
+
+
+def test_a_worker_imports_neither_the_planner_nor_what_it_needs():
+    """A worker that is restarted must be back soon: scipy.stats alone takes a second to import."""
+    environment = {**os.environ, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    command = [sys.executable, "-c", WORKER]
+    workers = [
+        subprocess.Popen(
+            command, env={**environment, "RANK": str(rank)}, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        for rank in range(2)
+    ]
+    for worker in workers:
+        out, errors = worker.communicate(timeout=120)
+        assert worker.returncode == 0, errors
+        imported = set(json.loads(out))
+        assert "torch" in imported
+        assert not imported & {*HEAVY} - {"torch"}
+        assert not [name for name in imported if name.startswith(("gossamer.plan", "gossamer.virtual", "gossamer.cli"))]

@@ -109,15 +109,29 @@ class End:
 class Worker:
     def __init__(self, rank: int, ends: dict[int, End], turns: Turns, lifecycle: Any) -> None:
         self.ends, self.turns = ends, turns
-        self.exchanges = 0
+        self.exchanges, self.loses_state = 0, False
         peers: Any = SimpleNamespace(connected=lambda: list(ends), edge=ends.get)
-        self.pairing = Pairing(peers, np.random.default_rng(turns.chance.randrange(2**32) + rank), lifecycle)
+        rng = np.random.default_rng(turns.chance.randrange(2**32) + rank)
+        self.given = 0
+        self.pairing = Pairing(peers, rng, lifecycle, lambda: True, self.give)
         self.pairing._changed = _Changed(turns)  # type: ignore[assignment]
+
+    def give(self, edge: Any) -> None:
+        def run() -> None:
+            edge.exchange()
+            self.given += 1
+            self.pairing.given(edge)
+
+        self.turns.begin(run)
 
     def gossip(self) -> None:
         while (agreement := self.pairing.agree(lambda: self.turns.chance.choice([0.0, 1.0]))) is not None:
+            assert not (agreement.gives_state and agreement.takes_state)
             agreement.edge.exchange()  # type: ignore[call-arg]
+            self.pairing.needs_state &= not agreement.takes_state
             self.exchanges += 1
+            if self.loses_state and self.exchanges % 3 == 0:
+                self.pairing.needs_state = True
             self.turns.happened = True
 
     def listen(self, end: Any) -> None:
@@ -142,6 +156,21 @@ class _Changed:
 @settings(max_examples=100)
 @given(seed=st.integers(0, 2**32))
 def test_who_begins_an_exchange_is_never_alone_in_it(count: int, seed: int) -> None:
+    exchange_often(count, seed, losing=0)
+
+
+@pytest.mark.parametrize(("count", "losing"), [(2, 1), (3, 1), (3, 2)])
+@settings(max_examples=100)
+@given(seed=st.integers(0, 2**32))
+def test_nobody_is_alone_in_giving_or_taking_a_state(count: int, losing: int, seed: int) -> None:
+    workers = exchange_often(count, seed, losing)
+    # What was begun at one end of an edge was begun at the other.
+    for worker in workers:
+        assert all(end.began == end.other.began for end in worker.ends.values())
+
+
+def exchange_often(count: int, seed: int, losing: int) -> list[Worker]:
+    """Let workers make exchanges; the first ``losing`` of them need a state again after every third."""
     turns = Turns(seed)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pairing, "time", SimpleNamespace(monotonic=lambda: 0.0, sleep=turns.pass_on))
@@ -158,9 +187,12 @@ def test_who_begins_an_exchange_is_never_alone_in_it(count: int, seed: int) -> N
                 return sum(worker.exchanges for worker in workers) >= 2 * EXCHANGES
 
         workers += [Worker(rank, ends[rank], turns, StopsAfterExchanges()) for rank in range(count)]
+        for worker in workers[:losing]:
+            worker.loses_state = worker.pairing.needs_state = True
         gossiping = [turns.begin(worker.gossip) for worker in workers]
         for worker in workers:
             for end in worker.ends.values():
                 turns.begin(lambda worker=worker, end=end: worker.listen(end))  # type: ignore[misc]
         assert turns.run(gossiping), "somebody waits for a peer that does not come"
     assert sum(worker.exchanges for worker in workers) >= 2 * EXCHANGES
+    return workers

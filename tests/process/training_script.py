@@ -40,7 +40,8 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
     out.send({"at": "start"})
     try:
         topology, wire = order.get("topology", "ring"), order.get("wire", "float32")
-        swarm = join(model, optimizer, method=order["method"], topology=topology, wire=wire)
+        settings = order.get("settings", {})
+        swarm = join(model, optimizer, method=order["method"], topology=topology, wire=wire, **settings)
     except InputError as error:
         out.send({"at": "refused", "why": str(error)})
         return

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from typing import Any
 
@@ -15,7 +15,9 @@ from gossamer.process.store.failover_store import FailoverStore
 BUILD_TIMEOUT_S = 5.0
 """How long it may take to connect members that are all ready."""
 
-POLL_S = 0.02
+FIRST_POLL_S, POLL_S = 0.002, 0.02
+"""How often a worker asks the store whether others have come: first often, since most come at once, then less often."""
+
 HOPELESS_CHECK_S = 0.3
 """How often a worker that waits for members checks whether they can still come."""
 
@@ -53,7 +55,7 @@ class GroupBuilder:
 
         Gloo itself cannot be told that a member will not come, and blocks until its timeout.
         """
-        awaited, checked = members, time.monotonic()
+        awaited, checked, polls = members, time.monotonic(), poll_intervals()
         purposes: dict[int, str] = {}
         while awaited:
             self.store.set(f"{name}/ready/{self.rank}", purpose)
@@ -68,8 +70,16 @@ class GroupBuilder:
                 if hopeless(awaited):
                     raise RuntimeError(f"workers {list(awaited)} will not come")
             if awaited:
-                time.sleep(POLL_S)
+                time.sleep(next(polls))
         return purposes
+
+
+def poll_intervals() -> Iterator[float]:
+    """Yield the seconds to sleep between two looks into the store, from ``FIRST_POLL_S`` to ``POLL_S``."""
+    interval_s = FIRST_POLL_S
+    while True:
+        yield interval_s
+        interval_s = min(POLL_S, 1.5 * interval_s)
 
 
 def wait(group: Any, work: dist.Work | gloo.Exchange, timeout_s: float, abandoned: Callable[[], bool]) -> None:

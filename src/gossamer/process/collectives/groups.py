@@ -75,6 +75,11 @@ class Groups:
             self.train.poll()
             self.averaged.poll()
 
+    def watch(self) -> None:
+        """Look for workers that come back, if the training misses some."""
+        if 0 < len(self.train.members) < len(self.everybody) and not self.lifecycle.done:
+            self.train.poll()
+
     def republish(self) -> None:
         for membership in self._all:
             membership.republish()

@@ -37,7 +37,6 @@ from gossamer.process.lifecycle import TrainingEnded
 from gossamer.process.store.heartbeats import Heartbeats
 from gossamer.process.store.parsing import Refusals, read_number, read_ranks
 
-POLL_S = 0.02
 MIN_DEADLINE_S = 60.0
 """Minimum deadline of a collective whose members are all alive; after it a new generation is requested."""
 
@@ -191,10 +190,10 @@ class Membership:
     ) -> Any:
         """Return the process group of one channel and topic among ``members``; built on first use."""
         about = (channel, call.name if call else "", ",".join(map(str, members)))
-        key = f"{generation}/" + hashlib.sha1(repr(about).encode()).hexdigest()[:16]
+        name = f"{self.key}/{generation}/" + hashlib.sha1(repr(about).encode()).hexdigest()[:16]
+        key = STATE_TRANSFER if channel == STATE_TRANSFER else name
         groups = self._groups
         if key not in groups:
-            name = f"{self.key}/{key}"
 
             def hopeless(awaited: tuple[int, ...]) -> bool:
                 given_up = self.requested > generation or self.over() or self.cancelled() or self._conflict is not None
@@ -204,7 +203,11 @@ class Membership:
             for rank, theirs in calls.items():
                 if call is not None and theirs != call.first:
                     raise mismatch(self.rank, call.first, rank, theirs)
-            groups[key] = self.builder.build(
+            reused = None
+            if channel == self.owner == FOREGROUND and not on_gpu and members == tuple(self.members):
+                # The state transfer is over, and all members need this group first: no need to connect them again.
+                reused = groups.pop(STATE_TRANSFER, None)
+            groups[key] = reused or self.builder.build(
                 name, members, hopeless=hopeless, on_gpu=on_gpu, low_priority=channel == BACKGROUND
             )
             if groups is not self._groups:
@@ -325,7 +328,7 @@ class Membership:
 
     def _agree(self, generation: int) -> list[int]:
         """Return the members of ``generation``; empty if a later one is requested meanwhile."""
-        name = f"{self.key}/{generation}"
+        name, polls = f"{self.key}/{generation}", group_builder.poll_intervals()
         while True:
             if self.over() or self.cancelled():
                 raise TrainingEnded
@@ -346,7 +349,7 @@ class Membership:
             self.requested = max(self.requested, self._read_requested())
             if self.requested > generation:
                 return []
-            time.sleep(POLL_S)
+            time.sleep(next(polls))
 
     def _gone(self, rank: int) -> bool:
         """Return whether another worker is dead or done with its training."""
@@ -361,9 +364,16 @@ class Membership:
         def wait(work: dist.Work) -> None:
             group_builder.wait(group, work, TRANSFER_TIMEOUT_S, disconnected.is_set)
 
+        def send(tensor: Tensor) -> Tensor:
+            """Send a tensor to the partner that is behind, or receive it if this worker is."""
+            tensor = tensor.contiguous()
+            sent, received = (tensor, None) if own in sources else (None, tensor)
+            gloo.Exchange(group, sent, received, to=partners[own], source=partners[own]).wait(TRANSFER_TIMEOUT_S)
+            return tensor
+
         def broadcast(tensor: Tensor) -> Tensor:
             options = dist.BroadcastOptions()
-            options.rootRank, options.rootTensor = source, 0
+            options.rootRank, options.rootTensor = sources[0], 0
             wait(group.broadcast([tensor], options))
             return tensor
 
@@ -374,11 +384,17 @@ class Membership:
         newest = max(steps)
         if self.generation > 0:
             state.on_membership_change()
-        source = steps.index(newest)
-        if min(steps) < newest or newest < 0:
-            # At the start of a run nobody has a state: all take that of the first member.
-            behind = int(position) < newest or (newest < 0 and group.rank() != source)
-            transfer_state(broadcast, state, sends=group.rank() == source, takes=behind)
+        own, ranks = group.rank(), range(len(steps))
+        # At the start of a run nobody has a state: all take that of the first member.
+        sources = [index for index in ranks if steps[index] == newest] if newest >= 0 else [0]
+        behind = [index for index in ranks if index not in sources]
+        if len(behind) <= len(sources):
+            # Few are behind, such as a worker that came back: the others need not wait for it.
+            partners = {**dict(zip(sources, behind, strict=False)), **dict(zip(behind, sources, strict=False))}
+            if own in partners:
+                transfer_state(send, state, sends=own in sources, takes=own in behind)
+        else:
+            transfer_state(broadcast, state, sends=own == sources[0], takes=own in behind)
 
     # Closing
 
@@ -391,5 +407,5 @@ class Membership:
         groups, self._groups = self._groups, {}
         disconnected, self._disconnected = self._disconnected, threading.Event()
         disconnected.set()
-        for group in groups.values():
+        for group in list(groups.values()):
             group_builder.disconnect(group)

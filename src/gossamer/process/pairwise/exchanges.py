@@ -6,6 +6,7 @@ does not see these transfers.
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -56,7 +57,8 @@ class PairwiseExchanges:
         self.state, self.worker, self.staging = state, state.worker, state.staging
         self.metrics, self.heartbeats, self.lifecycle = state.metrics, heartbeats, state.lifecycle
         self.peers = PeerConnections(neighbours, builder, self._on_message, self._counts_as_lost)
-        self.pairing = Pairing(self.peers, stream(self.worker.seed, "pairing", self.worker.rank), state.lifecycle)
+        rng = stream(self.worker.seed, "pairing", self.worker.rank)
+        self.pairing = Pairing(self.peers, rng, state.lifecycle, lambda: state.metrics.steps > 0, self._give_state)
         self.screening = Screening()
         self.delivery = DeliveryWatch(state.events)
         self._agreement: Agreement | None = None
@@ -208,9 +210,37 @@ class PairwiseExchanges:
 
     def _transfer_state(self, agreement: Agreement) -> None:
         """Give our state to the peer, or take over the peer's."""
-        edge, takes = agreement.edge, agreement.takes_state
         nonfinite = self.state.nonfinite
+        self._started, self._exchanging = time.monotonic(), agreement.edge
+        try:
+            self._move_state(agreement.edge, agreement.takes_state)
+        except EdgeLost:
+            return
+        finally:
+            self._started, self._exchanging = float("inf"), None
+        if agreement.takes_state:
+            peer = agreement.edge.peer
+            reason = "our weights were not finite or absurdly large" if nonfinite else "joined"
+            self.state.events.add(EventKind.TOOK_OVER, f"{reason}: took over the weights of worker {peer}", peer)
+            self.pairing.needs_state = False
 
+    def _give_state(self, edge: Edge) -> None:
+        """Give our state to the peer in a thread, since the background's may be in an exchange or wait for steps."""
+
+        def give() -> None:
+            device = self.state.flat_model.device
+            if device.type == "cuda":
+                torch.cuda.set_device(device)
+            try:
+                self._move_state(edge, takes=False)
+            except EdgeLost:
+                pass
+            finally:
+                self.pairing.given(edge)
+
+        threading.Thread(target=give, name=f"gossamer-give-{edge.peer}", daemon=True).start()
+
+    def _move_state(self, edge: Edge, takes: bool) -> None:
         def move(tensor: Tensor) -> Tensor:
             tensor = tensor.flatten()
             if takes:
@@ -220,18 +250,7 @@ class PairwiseExchanges:
                 self.metrics.bytes_sent += tensor.nbytes
             return tensor
 
-        self._started, self._exchanging = time.monotonic(), edge
-        try:
-            transfer_state(lambda tensor: move(tensor).view(tensor.shape), self.state, sends=not takes, takes=takes)
-        except EdgeLost:
-            return
-        finally:
-            self._started, self._exchanging = float("inf"), None
-        if takes:
-            reason = "our weights were not finite or absurdly large" if nonfinite else "joined"
-            text = f"{reason}: took over the weights of worker {edge.peer}"
-            self.state.events.add(EventKind.TOOK_OVER, text, edge.peer)
-            self.pairing.needs_state = False
+        transfer_state(lambda tensor: move(tensor).view(tensor.shape), self.state, sends=not takes, takes=takes)
 
     # Maintenance
 

@@ -3,6 +3,9 @@
 A worker whose exchange is due offers one to a random neighbour. A neighbour that is in another exchange declines; any
 other accepts at once, also when two offers cross. Each worker makes half of its exchanges by offering and half by
 accepting, so an edge is used at rate (r/2)(1/d_i + 1/d_j), as A²CiD²'s constants assume.
+
+A worker that needs a state does not wait until a neighbour looks for an exchange, which with a long period may take
+minutes: any neighbour that has a state accepts, and gives it in a thread of its own.
 """
 
 from __future__ import annotations
@@ -36,8 +39,20 @@ class Agreement:
 
 
 class Pairing:
-    def __init__(self, peers: PeerConnections, rng: np.random.Generator, lifecycle: Lifecycle) -> None:
+    def __init__(
+        self,
+        peers: PeerConnections,
+        rng: np.random.Generator,
+        lifecycle: Lifecycle,
+        may_give: Callable[[], bool],
+        give_state: Callable[[Edge], None],
+    ) -> None:
+        """``may_give()``: this worker has a state of the run. ``give_state``: starts to give it over an edge, whatever
+        else this worker does; ``given`` is called at the end of that."""
         self.peers, self.rng, self.lifecycle = peers, rng, lifecycle
+        self._may_give, self._give_state = may_give, give_state
+        self._giving: set[Edge] = set()
+        """The edges over which a thread gives our state."""
         self.reply_deadline = Deadline(initial_s=2.0, min_s=1.0)
         self.needs_state = False
         """This worker has just joined, or its weights are not finite: it takes over a peer's state first."""
@@ -46,6 +61,8 @@ class Pairing:
         self._offered: tuple[Edge, int] | None = None
         """The edge and the number of our open offer."""
         self._agreed: Agreement | None = None
+        self._taken: Agreement | None = None
+        """What ``agree`` returned last: its exchange may be in progress until ``agree`` is called again."""
         self._num_offers = 0
         self._offered_needs_state = False
         """What our open offer says about ``needs_state``."""
@@ -53,7 +70,7 @@ class Pairing:
     def agree(self, due_in_s: Callable[[], float]) -> Agreement | None:
         """Return the next exchange; offer one once ``due_in_s()`` is 0. None when training has stopped."""
         with self._changed:
-            self._available = True
+            self._available, self._taken = True, None
         agreement = None
         while agreement is None and not self.lifecycle.stopped:
             with self._changed:
@@ -76,7 +93,7 @@ class Pairing:
         self.rng.shuffle(ranks)
         for rank in ranks:
             edge = self.peers.edge(rank)
-            if edge is None:
+            if edge is None or edge in self._giving:
                 continue
             with self._changed:
                 agreement = self._take()
@@ -119,13 +136,13 @@ class Pairing:
         """Return the agreement that was reached, if any, and be unavailable for others."""
         agreed, self._agreed = self._agreed, None
         if agreed is not None:
-            self._available = False
+            self._available, self._taken = False, agreed
         return agreed
 
     def on_message(self, edge: Edge, message: tuple[int, ...]) -> None:
         """Handle a message over ``edge``. Runs in the thread that receives from it."""
         kind, number, peer_needs_state, num_exchanges = message
-        reply, needs_state = None, False
+        reply, needs_state, gives = None, False, False
         with self._changed:
             if kind == OFFER:
                 crossing = self._offered is not None and self._offered[0] is edge
@@ -139,6 +156,9 @@ class Pairing:
                     self._offered = None
                     self._agreed = Agreement(edge, bool(peer_needs_state), needs_state, offered=crossing)
                     reply = ACCEPT
+                elif peer_needs_state and self._is_idle(edge, num_exchanges) and self._may_give():
+                    self._giving.add(edge)
+                    gives, reply = True, ACCEPT
                 else:
                     reply = DECLINE
             elif kind == ACCEPT and self._offered == (edge, number):
@@ -152,5 +172,21 @@ class Pairing:
                 edge.send(reply, number, int(needs_state), timeout_s=self.reply_deadline.seconds)
             except EdgeLost:
                 with self._changed:
+                    self._giving.discard(edge)
                     if self._agreed is not None and self._agreed.edge is edge:
                         self._agreed = None
+                return
+        if gives:
+            self._give_state(edge)
+
+    def _is_idle(self, edge: Edge, num_exchanges: int) -> bool:
+        """Return whether this worker neither uses ``edge`` nor is about to, nor needs a state itself."""
+        if self.needs_state or self.lifecycle.stopped or edge in self._giving or num_exchanges != edge.num_exchanges:
+            return False
+        offered = self._offered is not None and self._offered[0] is edge
+        return not offered and all(used is None or used.edge is not edge for used in (self._agreed, self._taken))
+
+    def given(self, edge: Edge) -> None:
+        """Our state was given over ``edge``, or could not be."""
+        with self._changed:
+            self._giving.discard(edge)

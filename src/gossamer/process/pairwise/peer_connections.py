@@ -32,6 +32,7 @@ class PeerConnections:
         self.rank, self.neighbours, self.on_message = builder.rank, neighbours, on_message
         self.builder, self.store = builder, builder.store
         self._lock = threading.Lock()
+        self._polling = threading.Lock()
         self._edges: dict[int, Edge] = {}
         self._requests: dict[int, str] = {}
         self._answered: dict[int, str] = {}
@@ -53,7 +54,17 @@ class PeerConnections:
         return [peer for peer in self.neighbours if self.edge(peer) is not None]
 
     def poll(self) -> None:
-        """Answer connection requests and build what was answered. Runs in the heartbeat thread."""
+        """Answer connection requests and build what was answered.
+
+        Runs in the heartbeat thread, and while a worker comes back also in the thread that waits for that.
+        """
+        if self._polling.acquire(blocking=False):
+            try:
+                self._poll()
+            finally:
+                self._polling.release()
+
+    def _poll(self) -> None:
         for peer in self.neighbours:
             if self._closed or self.edge(peer) is not None or peer in self._builders:
                 continue

@@ -117,7 +117,7 @@ class WorkerRuntime:
         self.effects = EffectHandler(self.state, self.groups, self.exchanges, encoded)
         self.driver = Driver(self.state, self.effects)
         self._turns = itertools.cycle(self.everybody)
-        self._heartbeat_thread = HeartbeatThread(self.heartbeats, self._poll)
+        self._heartbeat_thread = HeartbeatThread(self.heartbeats, self._poll, self._watch)
         try:
             self._join(rank_info)
         except BaseException:
@@ -199,6 +199,8 @@ class WorkerRuntime:
         self.driver.start_background()
         until = time.monotonic() + STATE_TIMEOUT_S
         while pairing.needs_state and time.monotonic() < until and not self.others_done():
+            # The heartbeat thread looks for connections too, but less often.
+            self.exchanges.peers.poll()
             time.sleep(0.01)
         pairing.needs_state = False
 
@@ -242,6 +244,11 @@ class WorkerRuntime:
         self.exchanges.poll()
         self.groups.poll()
         self.peer_watch.poll()
+
+    def _watch(self) -> None:
+        """Look for workers that are missing and may come back. Costs nothing while all are there."""
+        self.exchanges.peers.poll()
+        self.groups.watch()
 
     def others_done(self) -> bool:
         """Return whether every other worker is dead or done with its training."""

@@ -15,6 +15,8 @@ from typing import NamedTuple
 from gossamer.process.store.failover_store import FailoverStore
 
 HEARTBEAT_INTERVAL_S = 0.1
+WATCHES_PER_HEARTBEAT = 4
+"""How often a worker that misses others looks for them."""
 
 SUSPECT_S = 0.5
 """A worker whose counter has stood still for this long is dead if nothing listens on the port of its store."""
@@ -139,10 +141,15 @@ class Heartbeats:
 
 
 class HeartbeatThread:
-    """A daemon thread that beats, and calls ``poll`` after every heartbeat."""
+    """A daemon thread that beats, and calls ``poll`` after every heartbeat and ``watch`` also between two of them."""
 
-    def __init__(self, heartbeats: Heartbeats, poll: Callable[[], None] = lambda: None) -> None:
-        self.heartbeats, self._poll = heartbeats, poll
+    def __init__(
+        self,
+        heartbeats: Heartbeats,
+        poll: Callable[[], None] = lambda: None,
+        watch: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.heartbeats, self._poll, self._watch = heartbeats, poll, watch
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gossamer-heartbeat", daemon=True)
         self._thread.start()
@@ -153,7 +160,11 @@ class HeartbeatThread:
             with contextlib.suppress(RuntimeError):
                 self.heartbeats.beat()
                 self._poll()
-            self._closed.wait(HEARTBEAT_INTERVAL_S)
+            for _ in range(WATCHES_PER_HEARTBEAT):
+                if self._closed.wait(HEARTBEAT_INTERVAL_S / WATCHES_PER_HEARTBEAT):
+                    break
+                with contextlib.suppress(RuntimeError):
+                    self._watch()
 
     def close(self, timeout_s: float = 2 * HEARTBEAT_INTERVAL_S + 1) -> None:
         """Stop after the heartbeat in progress; wait for it at most ``timeout_s``."""

@@ -1,0 +1,31 @@
+"""A worker that was killed and started again takes over a state at once, whatever the others are doing."""
+
+from __future__ import annotations
+
+import pytest
+from real_workers import RealWorkers
+
+
+def test_a_peer_gives_its_state_also_while_it_looks_for_no_exchange() -> None:
+    # After the first exchange of the run the survivor would pair again in a million steps only.
+    with RealWorkers(2, method="noloco", settings={"period": 1_000_000}, steps=100_000) as workers:
+        for worker in workers:
+            worker.until(lambda report: report.get("exchanges", 0) > 0)
+        workers.kill(1)
+        joined = workers.restart(1).at("joined")
+        workers[0].step(workers[0].reports[-1]["step"] + 20)
+    assert any("took over the weights of worker 0" in event for event in joined["events"])
+
+
+@pytest.mark.parametrize("method", ["a2cid2", "allreduce"])
+def test_a_worker_that_is_started_again_exchanges_and_ends_with_the_weights_of_the_others(method: str) -> None:
+    with RealWorkers(3, method=method, steps=(400, 400, 100)) as workers:
+        for worker in workers:
+            worker.step(50)
+        workers.kill(2)
+        back = workers.restart(2)
+        assert any("came back" in event for event in back.at("joined")["events"])
+        back.until(lambda report: report.get("exchanges", 0) > 0)
+        ends = workers.finished()
+    assert ends[0]["weights"] == ends[1]["weights"] == ends[2]["weights"]
+    assert all(end["accuracy"] > 0.9 and not end["threads"] for end in ends)
