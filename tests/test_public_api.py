@@ -12,6 +12,8 @@ PUBLIC = {
     "AccumAdam",
     "AccumAdamW",
     "Compressor",
+    "Event",
+    "EventKind",
     "InputError",
     "Method",
     "MethodConfig",

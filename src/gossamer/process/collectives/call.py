@@ -92,6 +92,14 @@ class Waits:
         }
         return json.dumps({"number": self._num_published, "waiting": waiting})
 
+    def waited_for_by(self, rank: int, thread: str, published: bytes | None) -> bool:
+        """Return whether that thread of worker ``rank``, which ``published`` this, goes on waiting for us."""
+        theirs = _parse(published)
+        other = None if theirs is None else theirs["waiting"].get(thread)
+        if theirs is None or other is None or self.rank not in other["members"]:
+            return False
+        return self._seen(f"worker {rank}", other["key"], theirs["number"])
+
     def find_conflict(self, read: Callable[[int], bytes | None]) -> MethodError | None:
         """Return the error if a member waits for this worker elsewhere. ``read(rank)``: what that worker published."""
         for thread, (call, members) in list(self._waiting.items()):

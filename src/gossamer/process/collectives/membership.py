@@ -16,7 +16,6 @@ generation ended is void: the step that waited for it is repeated (``StepRetry``
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
 import time
 from collections.abc import Callable
@@ -30,12 +29,13 @@ from torch import Tensor
 from gossamer.errors import MethodError
 from gossamer.process.collectives import gloo, group_builder
 from gossamer.process.collectives.call import Call, Waits, mismatch
+from gossamer.process.collectives.generations import Generations
 from gossamer.process.collectives.group_builder import GroupBuilder
 from gossamer.process.collectives.state_transfer import TransferableState, transfer_state
 from gossamer.process.deadline import Deadline
 from gossamer.process.lifecycle import TrainingEnded
 from gossamer.process.store.heartbeats import Heartbeats
-from gossamer.process.store.parsing import Refusals, read_number, read_ranks
+from gossamer.process.store.parsing import Refusals
 
 MIN_DEADLINE_S = 60.0
 """Minimum deadline of a collective whose members are all alive; after it a new generation is requested."""
@@ -77,7 +77,6 @@ class Membership:
         over: Callable[[], bool],
     ) -> None:
         """``owner``: the channel that rebuilds the membership. ``over()``: nobody needs it any more."""
-        self.refusals = refusals
         self.owner, self.everybody, self.over = owner, everybody, over
         self.rank, self.store = builder.rank, builder.store
         self.builder, self.heartbeats, self.state = builder, heartbeats, state
@@ -86,12 +85,14 @@ class Membership:
         self._aligned = purpose == TRAIN
         """Members must be at the same step before they go on. Other purposes start each series with ``begin``."""
         self.key = f"group/{purpose}"
+        self.generations = Generations(self.key, self.rank, everybody, self.store, refusals)
         self.generation = -1
-        self.requested = 0
         self.members: list[int] = []
         self.deadline = Deadline(initial_s=300.0, min_s=MIN_DEADLINE_S)
         self.cancelled: Callable[[], bool] = lambda: False
         """Set while joining: whether the run has started without this worker."""
+        self.given_up: Callable[[list[int]], bool] = lambda ranks: False
+        """Whether one of these workers will not take part in what this one waits for."""
         self.last_collective: dict[str, tuple[tuple[int, ...], float]] = {}
         """Members and start time of each channel's newest collective."""
         self._groups: dict[str, Any] = {}
@@ -110,6 +111,9 @@ class Membership:
     def begin(self) -> None:
         """Agree on the members of a series of collectives."""
         with self._lock:
+            self.generations.refresh()
+            if any(map(self._gone, self.members)):
+                self.request(self.generation + 1)
             if self.requested > self.generation:
                 self.rebuild(self.owner)
 
@@ -217,57 +221,30 @@ class Membership:
 
     # Generations
 
+    @property
+    def requested(self) -> int:
+        """The newest generation that is requested, as far as this worker knows."""
+        return self.generations.requested
+
     def request(self, generation: int) -> None:
         """Request this generation, or a later one that is already requested."""
-        self.requested = max(self.requested, generation)
-        self._raise_request(lambda current: max(current, self.requested))
+        self.generations.request(generation)
 
     def request_next(self) -> None:
         """Request the generation after the newest one in the store."""
-        self._raise_request(lambda current: current + 1)
-
-    def _raise_request(self, raised: Callable[[int], int]) -> None:
-        """Raise the requested generation in the store; other workers may do so at the same time."""
-        key = f"{self.key}/requested"
-        while True:
-            value = self.store.get(key)
-            current = self.refusals.checked(key, value, read_number(value))
-            wanted = raised(-1 if current is None else current)
-            if current is not None and current >= wanted:
-                return
-            if value is not None and current is None:
-                # What cannot be read cannot be compared either. A higher number that is lost is requested again.
-                self.store.set(key, str(wanted))
-                self.requested = max(self.requested, wanted)
-                return
-            stored = self.store.compare_set(key, str(wanted), expected="" if current is None else str(current))
-            if stored is None or stored == str(wanted).encode():
-                self.requested = max(self.requested, wanted)
-                return
+        self.generations.request_next()
 
     def republish(self) -> None:
-        """Publish our generation in a store that may be new. If others agreed on other members, request the next."""
+        """Publish our generation in a store that may be new."""
         if self.generation >= 0:
-            ours = json.dumps(self.members)
-            stored = self.store.compare_set(f"{self.key}/{self.generation}/members", ours)
-            self.request(self.generation if stored is None or stored == ours.encode() else self.generation + 1)
+            self.generations.republish(self.generation, self.members)
 
     def poll(self) -> None:
         """Read which generation is requested and mark this worker present in it. Runs in the heartbeat thread."""
-        requested = self._read_requested()
-        if requested < self.requested:
-            # Our request went to a store that has died, or somebody wrote over it.
-            self.request(self.requested)
-        self.requested = max(self.requested, requested)
+        self.generations.refresh()
         if self._aligned and self.requested > self.generation:
-            self.store.set(f"{self.key}/{self.requested}/present/{self.rank}", "1")
+            self.generations.mark_present(self.requested)
         self._unblock()
-
-    def _read_requested(self) -> int:
-        """Return the requested generation in the store; 0 if there is none that can be read."""
-        key = f"{self.key}/requested"
-        value = self.store.get(key)
-        return self.refusals.checked(key, value, read_number(value)) or 0
 
     def _unblock(self) -> None:
         """Close the groups of a collective that waits for a dead member, or that others have given up."""
@@ -276,6 +253,10 @@ class Membership:
             return
         # Only now: checking all members costs store requests.
         if self.requested > self.generation or any(map(self.heartbeats.dead, self.members)):
+            self.disconnect()
+            return
+        if self.given_up(self.members):
+            self.request(self.generation + 1)
             self.disconnect()
             return
         waits = f"{self.key}/{self.generation}/waits"
@@ -288,6 +269,12 @@ class Membership:
             self._conflict = MethodError(published.decode(errors="replace"))
             self.disconnect()
 
+    def waited_for_by(self, ranks: list[int]) -> bool:
+        """Return whether the training of one of ``ranks`` has been waiting for this worker in a collective for long."""
+        waits = f"{self.key}/{self.generation}/waits"
+        others = (rank for rank in ranks if rank != self.rank)
+        return any(self.waits.waited_for_by(rank, FOREGROUND, self.store.get(f"{waits}/{rank}")) for rank in others)
+
     def rebuild(self, channel: str) -> None:
         """Agree on the members of the requested generation and bring their states to the same step.
 
@@ -296,7 +283,7 @@ class Membership:
         while True:
             generation = self.requested
             self.disconnect()
-            members = self._agree(generation)
+            members = self.generations.agree(generation, self._gone, self._check_wait)
             if self.requested > generation:
                 continue
             if self.rank not in members:
@@ -326,30 +313,12 @@ class Membership:
         # A worker that is alone has nobody to repeat the step with: its step goes on.
         self.state.on_membership_change()
 
-    def _agree(self, generation: int) -> list[int]:
-        """Return the members of ``generation``; empty if a later one is requested meanwhile."""
-        name, polls = f"{self.key}/{generation}", group_builder.poll_intervals()
-        while True:
-            if self.over() or self.cancelled():
-                raise TrainingEnded
-            self.store.set(f"{name}/present/{self.rank}", "1")
-            published = self.store.get(f"{name}/members")
-            if published is None:
-                present = [rank for rank in self.everybody if self.store.get(f"{name}/present/{rank}") is not None]
-                if all(rank in present or self._gone(rank) for rank in self.everybody):
-                    # Some may have died, or ended their training, after they were present.
-                    there = [rank for rank in present if not self._gone(rank)]
-                    if self.rank == there[0]:
-                        published = self.store.compare_set(f"{name}/members", json.dumps(there))
-            if published is not None:
-                members = read_ranks(published, self.everybody)
-                if self.refusals.checked(f"{name}/members", published, members) is not None:
-                    return list(members or ())
-                self.request(generation + 1)
-            self.requested = max(self.requested, self._read_requested())
-            if self.requested > generation:
-                return []
-            time.sleep(next(polls))
+    def _check_wait(self, missing: list[int]) -> None:
+        """Raise if this worker must not wait for ``missing`` to agree on the members."""
+        if self.over() or self.cancelled():
+            raise TrainingEnded
+        if self.given_up(missing):
+            raise StepRetry
 
     def _gone(self, rank: int) -> bool:
         """Return whether another worker is dead or done with its training."""

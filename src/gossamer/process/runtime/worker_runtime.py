@@ -183,6 +183,8 @@ class WorkerRuntime:
         self.state.needs_state = self.came_back = True
         self.groups.train.cancelled = self._too_late
         self.state.events.add(EventKind.TOOK_OVER, "came back: taking over from the others")
+        # The others are connected with an earlier process of this rank.
+        self.groups.averaged.request_next()
         if self.method.pairwise and not self.method.lockstep:
             self._take_weights_of_a_peer()
         else:
