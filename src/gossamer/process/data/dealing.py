@@ -85,6 +85,6 @@ def cut(items: Sequence[Item], batch_size: int, drop_last: bool) -> list[list[It
     return [list(items[at : min(at + batch_size, end)]) for at in range(0, end, batch_size)]
 
 
-def fingerprint(order: Sequence[Any]) -> str:
-    """Return a short text that tells orders apart that are not the same."""
-    return f"{len(order)} {list(order[:64])}"
+def fingerprint(order: Sequence[Any], indices: Sequence[Any]) -> str:
+    """Return a short text that tells apart orders, and subsets of a data set, that are not the same."""
+    return f"{len(order)} {list(order[:64])} {list(indices[:64])}"

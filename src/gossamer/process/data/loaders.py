@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset, Sampler
+from torch.utils.data import DataLoader, IterableDataset, Sampler, Subset
 
 from gossamer.errors import InputError
 
@@ -15,6 +15,8 @@ class Source:
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self.stream = isinstance(loader.dataset, IterableDataset)
+        self.indices: Sequence[Any] = loader.dataset.indices if isinstance(loader.dataset, Subset) else ()
+        """Of a ``Subset``: which examples it has."""
         # A batch sampler of the user, or a loader without batches, yields items that cannot be divided.
         self.divisible = loader.batch_size is not None and loader.batch_sampler is not None
         self.batch_size = loader.batch_size if self.divisible and loader.batch_size else 1

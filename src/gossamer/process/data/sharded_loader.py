@@ -124,11 +124,12 @@ def check_same_order(runtime: WorkerRuntime, source: Source, number: int) -> Non
     """Raise ``InputError`` if another worker has another order of the same data. Checks the first epoch."""
     set_epoch(source.sampler, 0)
     order = common_order(source.sampler, runtime.worker.seed, number, 0)
-    mine = fingerprint(order)
+    mine = fingerprint(order, source.indices)
     others = runtime.store.compare_set(f"order/{number}", mine)
     if others is not None and others.decode() != mine:
         size = int(others.decode().split()[0])
-        what = f"has {len(order)} examples, another worker's {size}" if size != len(order) else "is in another order"
+        what = f"{len(order)} examples here, {size} elsewhere" if size != len(order) else "another order or subset"
         raise InputError(
-            f"the data {what}: give all workers the whole data set, and a sampler that draws from torch's generator"
+            f"the data is not the same on all workers ({what}): give each the whole data set, split with the same "
+            "seed, and a sampler that draws from torch's generator"
         )
