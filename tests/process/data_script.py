@@ -45,6 +45,9 @@ def train_on_numbers(rank: int, environment: dict[str, str], order: dict[str, An
         for epoch in swarm.epochs(order["epochs"]):
             for x in share:
                 step(epoch, x)
+            if order.get("averaged"):
+                with swarm.averaged():
+                    out.send({"at": "averaged", "weights": model.weight.item()})
             out.send({"at": "epoch", "epoch": epoch})
             # A test may make a worker wait until the others have died, or until it has seen what it wants to.
             until, wait = time.monotonic() + 60, order.get("wait", {}).get((rank, epoch))

@@ -56,7 +56,7 @@ def test_the_data_of_a_dead_worker_goes_to_the_other_and_back_when_it_returns(tm
 
 
 def test_workers_in_lockstep_go_on_together_after_a_return():
-    order = {"method": "allreduce", "epochs": 6, "pause_s": [0.03, 0.03]}
+    order = {"method": "allreduce", "epochs": 6, "pause_s": [0.03, 0.03], "averaged": True}
     with RealWorkers(2, script=train_on_numbers, **order) as workers:
         workers[1].until(lambda report: report["at"] == "step" and report["epoch"] == 1)
         workers.kill(1)
