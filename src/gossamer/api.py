@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -147,35 +148,77 @@ def join(
         InputError: If an argument cannot be used, if workers differ, or if some do not come within ``timeout``.
     """
     from gossamer.process.events import EventKind
-    from gossamer.process.runtime import join_checks
+    from gossamer.process.runtime.handshake import refuse_start
+    from gossamer.process.runtime.join_checks import check
     from gossamer.process.runtime.swarm import Swarm
     from gossamer.process.runtime.worker_runtime import WorkerRuntime
-    from gossamer.process.store.rank_info import find_rank_info
+    from gossamer.process.store.rank_info import find_rank, find_rank_info
 
+    chosen = ""
+    try:
+        _check_arguments(method, topology, transport, timeout, loss, settings)
+        model, optimizer = check(model, optimizer)
+        if method != AUTO:
+            ready = _ready(method, topology, settings, wire, find_rank()[1], seed, optimizer)
+    except InputError as error:
+        # The others would wait for this worker.
+        with contextlib.suppress(InputError):
+            refuse_start(find_rank_info(), str(error))
+        raise
+    if method == AUTO:
+        from gossamer.plan.auto import choose_for_loop
+
+        assert loss is not None
+        candidate, verdict = choose_for_loop(find_rank_info(), model, optimizer, loss, timeout)
+        chosen, options = f"auto: {verdict}", dict(candidate.options)
+        ready = _ready(candidate.method, candidate.topology, options, wire, find_rank()[1], seed, optimizer)
+    instance, graph, codec = ready
+    runtime = WorkerRuntime(
+        model, optimizer, instance, graph, find_rank_info(), seed, transport, codec=codec, timeout_s=timeout
+    )
+    swarm = Swarm(runtime)
+    if chosen:
+        swarm.events.add(EventKind.CHOSEN, chosen)
+    return swarm
+
+
+def _check_arguments(
+    method: AnyMethod,
+    topology: str | nx.Graph,
+    transport: str,
+    timeout: float,
+    loss: Callable[[], Tensor] | None,
+    settings: dict[str, Any],
+) -> None:
     if transport not in TRANSPORTS:
         raise unknown("transport", transport, TRANSPORTS)
     if not timeout > 0:
         raise InputError(f"timeout is {timeout}: expected a number of seconds above 0, such as 300")
     _check_topology(method, topology)
-    model, optimizer = join_checks.check(model, optimizer)
-    chosen = ""
-    if method == AUTO:
-        if loss is None:
-            raise InputError(
-                "method auto has to time a step: give the loss of one mini-batch, as loss=lambda: loss_fn(model(x), y)"
-            )
-        if settings or topology != "":
-            raise InputError("method auto chooses the topology and the options too: leave them out, or name a method")
-        from gossamer.plan.auto import choose_for_loop
+    if method != AUTO:
+        return
+    if loss is None:
+        raise InputError(
+            "method auto has to time a step: give the loss of one mini-batch, as loss=lambda: loss_fn(model(x), y)"
+        )
+    if settings or topology != "":
+        raise InputError("method auto chooses the topology and the options too: leave them out, or name a method")
 
-        candidate, verdict = choose_for_loop(find_rank_info(), model, optimizer, loss, timeout)
-        method, topology, settings = candidate.method, candidate.topology, dict(candidate.options)
-        chosen = f"auto: {verdict}"
-    rank_info = find_rank_info()
+
+def _ready(
+    method: AnyMethod,
+    topology: str | nx.Graph,
+    settings: dict[str, Any],
+    wire: str | Codec,
+    workers: int,
+    seed: int,
+    optimizer: Optimizer,
+) -> tuple[Method, Topology, Codec | None]:
+    """Return the method, its topology and its codec, checked."""
     if isinstance(method, Method):
-        instance, graph = method, check_ready(method, rank_info.workers, settings)
+        instance, graph = method, check_ready(method, workers, settings)
     else:
-        graph = build(RunConfig.topology if topology == "" else topology, workers=rank_info.workers, seed=seed)
+        graph = build(RunConfig.topology if topology == "" else topology, workers=workers, seed=seed)
         instance = _built(method, settings, graph)
     instance.check_optimizer(optimizer)
     codec = find_codec(wire)
@@ -183,13 +226,7 @@ def join(
         raise InputError(
             f"wire is for models that are exchanged or averaged, which {instance.name} does not do: leave it out"
         )
-    runtime = WorkerRuntime(
-        model, optimizer, instance, graph, rank_info, seed, transport, codec=codec, timeout_s=timeout
-    )
-    swarm = Swarm(runtime)
-    if chosen:
-        swarm.events.add(EventKind.CHOSEN, chosen)
-    return swarm
+    return instance, graph, codec
 
 
 def _built(method: str | type[Method], settings: dict[str, Any], topology: Topology) -> Method:

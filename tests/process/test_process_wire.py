@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(90)
 @pytest.mark.parametrize("codec", ["bfloat16", "int8"])
 @pytest.mark.parametrize("method", ["gossip", "lasgd", "overlap"])
 def test_models_are_rounded_on_the_wire(method, codec):
-    with RealWorkers(3, method=method, wire=codec, steps=60, width=400, momentum=0.9, lr=0.02) as job:
+    with RealWorkers(3, method=method, wire=codec, steps=60, compute_s=0.02, width=400, momentum=0.9, lr=0.02) as job:
         ends = job.finished()
         trained = [worker.reports[-2] for worker in job]
     assert all(end["weights"] == ends[0]["weights"] and end["accuracy"] > 0.9 for end in ends)
@@ -26,7 +26,7 @@ def test_models_are_rounded_on_the_wire(method, codec):
         size = 3 if method == "lasgd" else 2
         expected = wire.mean_bytes(found, PARAMETERS, size) + (size - 1) * HEADER_BYTES
     for report in trained:
-        assert report["exchanges"] > 5
+        assert report["exchanges"] > 1
         # An exchange of which a worker waits for the last part is sent, but not counted yet; a mean may be repeated.
         assert 0 <= report["bytes_sent"] - report["exchanges"] * expected <= 3 * expected
 

@@ -33,6 +33,9 @@ GRACE_S = 2.0
 SAY_AFTER_S = 5.0
 """A wait that lasts longer than this is said; again after twice as long."""
 
+REFUSE_TIMEOUT_S = 8.0
+"""How long a worker that cannot join tries to tell the others."""
+
 LINGER_S = 3.0
 """How long the host of the store waits for the others to read why the start failed."""
 
@@ -213,6 +216,27 @@ def shaken_hands(rank_info: RankInfo, facts: Facts, timeout_s: float) -> Iterato
     finally:
         if thread is not None:
             thread.close()
+        store.close()
+
+
+def refuse_start(rank_info: RankInfo, why: str) -> None:
+    """Tell the other workers that this one cannot join, so that they do not wait for it. A run that has begun goes on.
+
+    If this process hosts the store, it stays for some seconds until the others have read it. InputError if there is no
+    store.
+    """
+    if rank_info.workers == 1:
+        return
+    store = rank_info.connect_store(REFUSE_TIMEOUT_S)
+    try:
+        verdict = Verdict(failed=f"worker {rank_info.rank} cannot join: {why}")
+        store.compare_set("handshake/verdict", json.dumps(verdict._asdict()))
+        store.set(f"handshake/read/{rank_info.rank}", "1")
+        until = time.monotonic() + REFUSE_TIMEOUT_S
+        everybody = [f"handshake/read/{rank}" for rank in range(rank_info.workers)]
+        while store.hosted_here and time.monotonic() < until and not store.has_all(everybody):
+            time.sleep(POLL_S)
+    finally:
         store.close()
 
 
