@@ -11,8 +11,8 @@ from torch import Tensor
 
 from gossamer.errors import InputError
 from gossamer.process.collectives.call import Call
-from gossamer.process.collectives.membership import FOREGROUND, StepRetry
-from gossamer.process.events import EventKind, Events
+from gossamer.process.collectives.membership import FOREGROUND
+from gossamer.process.events import Events
 from gossamer.process.metrics import Metrics
 from gossamer.process.runtime.final_average import FinalAverage
 from gossamer.process.runtime.gathering import (
@@ -22,6 +22,7 @@ from gossamer.process.runtime.gathering import (
     encode_value,
     gather_bytes,
 )
+from gossamer.process.runtime.series import UserSeries
 from gossamer.process.runtime.shared_batches import shared_batches
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 
@@ -36,6 +37,7 @@ class Swarm:
 
     def __init__(self, runtime: WorkerRuntime) -> None:
         self._runtime = runtime
+        self._series = UserSeries(runtime)
         # The threads of a worker that is interrupted, or that never finishes, must not outlive its interpreter.
         atexit.register(self.close)
 
@@ -85,7 +87,8 @@ class Swarm:
         """Evaluate the mean of all workers' models, including buffers, inside this block.
 
         All workers must enter it; with a method in lockstep, after the same step. At its end each worker gets its own
-        model back. If a worker is lost meanwhile, the block runs with this worker's own model, and ``events`` says so.
+        model back. A worker that is lost meanwhile does not count. If the others went on without this worker, the block
+        runs with its own model, and ``events`` says so.
         """
         runtime, flat_model = self._runtime, self._runtime.flat_model
         with runtime.state.lock:
@@ -112,8 +115,8 @@ class Swarm:
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all workers alive, in rank order. All must call it; shapes may differ.
 
-        Workers that are done or dead are not waited for. If a worker is lost meanwhile, the list holds only this
-        worker's own tensor, and ``events`` says so.
+        Workers that are done or dead are not waited for, and their tensors are left out. If the others went on without
+        this worker, the list holds only its own tensor, and ``events`` says so.
         """
         messages = self.gather_bytes(encode_tensor(tensor))
         return [decode_tensor(message, rank).to(tensor.device) for rank, message in messages.items()]
@@ -122,7 +125,7 @@ class Swarm:
         """Return the ``value`` of worker ``source``, or of the first worker alive if that one is gone.
 
         All must call it. ``value`` is JSON data: numbers, strings, booleans, None, and lists and dictionaries of them.
-        If a worker is lost meanwhile, each worker gets its own value back, and ``events`` says so.
+        If the others went on without this worker, it gets its own value back, and ``events`` says so.
         """
         messages = self.gather_bytes(encode_value(value))
         chosen = source if source in messages else min(messages)
@@ -130,24 +133,22 @@ class Swarm:
 
     def gather_bytes(self, message: bytes) -> dict[int, bytes]:
         """Return the messages of all workers alive, by rank, as ``gather`` does with tensors."""
-        return gather_bytes(self._runtime, message)
+        return gather_bytes(self._runtime, self._series, message)
 
     def _host_means(self, *vectors: Tensor) -> list[Tensor]:
-        """Return the means in host memory; our own vectors if a worker is lost meanwhile."""
+        """Return the means in host memory; our own vectors if the others went on without this worker."""
         groups = self._runtime.groups
-        try:
-            groups.averaged.begin()
+
+        def means() -> list[Tensor]:
             return [
                 groups.mean(groups.averaged, FOREGROUND, vector.to("cpu"), Call("Mean", "swarm", at)).mean
                 if len(vector)
                 else vector
                 for at, vector in enumerate(vectors)
             ]
-        except StepRetry:
-            # The others may have their mean already and have gone on: it cannot be repeated.
-            text = "a worker was lost while the mean was taken: using our own model instead"
-            self.events.add(EventKind.NOT_AVERAGED, text)
-            return [vector.to("cpu", copy=True) for vector in vectors]
+
+        averaged = self._series.run(means, "a mean was taken")
+        return [vector.to("cpu", copy=True) for vector in vectors] if averaged is None else averaged
 
     def finish(self) -> None:
         """End the training: wait for the other workers alive and average all models exactly.
