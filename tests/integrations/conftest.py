@@ -30,7 +30,7 @@ def torchrun(tmp_path_factory):
             cwd=out,
             capture_output=True,
             text=True,
-            timeout=110,
+            timeout=300,
         )
         printed = "".join(log.read_text() for log in sorted(out.glob("logs/**/stdout.log")))
         assert done.returncode == 0, printed + done.stdout + done.stderr

@@ -6,13 +6,10 @@ import sys
 from pathlib import Path
 
 import torch
-from accelerate import Accelerator
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-import gossamer
 import hf_tiny_language_model as example
 from gossamer.errors import InputError
 from gossamer.integrations import hf
@@ -75,31 +72,17 @@ def train(out, method):
     }
 
 
-def with_accelerate():
-    torch.manual_seed(0)
-    model = Line()
-    with hf.alone():
-        accelerator = Accelerator(cpu=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    model, optimizer, loader = accelerator.prepare(model, optimizer, DataLoader(hf.shard(points()), batch_size=4))
-    with gossamer.join(model, optimizer.optimizer, method="allreduce") as swarm:
-        for batch in loader:
-            accelerator.backward(model(**batch)["loss"])
-            optimizer.step()
-            optimizer.zero_grad()
-        before = flat(model)
-    return {
-        "trained_on": model.trained_on,
-        "before_the_end": before,
-        "weights": flat(model),
-        "exchanges": swarm.metrics().exchanges,
-        "main": accelerator.is_main_process,
-    }
-
-
 def refused(make_arguments):
     try:
         Trainer(Line(), make_arguments(), train_dataset=points(), callbacks=[hf.GossamerCallback()]).train()
+    except InputError as error:
+        return str(error)
+    return None
+
+
+def typo():
+    try:
+        hf.GossamerCallback(method="a2cid2", topolgy="ring")
     except InputError as error:
         return str(error)
     return None
@@ -116,7 +99,7 @@ def main(out):
     report = {
         "allreduce": train(str(Path(out, "checkpoints")), "allreduce"),
         "gossip": train(str(Path(out, "checkpoints")), "gossip"),
-        "accelerate": with_accelerate(),
+        "typo": typo(),
         # Last, as it makes Accelerate's own process group.
         "not alone": refused(lambda: arguments(str(Path(out, "none")))),
     }

@@ -7,6 +7,9 @@ from safetensors.torch import load_file
 
 pytest.importorskip("accelerate")
 
+# The first test waits for the workers of all; on a busy machine they take their time.
+pytestmark = pytest.mark.timeout(320)
+
 
 @pytest.fixture(scope="module")
 def run(torchrun):

@@ -1,11 +1,15 @@
-"""Two workers under torchrun with the real Trainer of transformers, and with Accelerate alone."""
+"""Two workers under torchrun with the real Trainer of transformers."""
 
 import re
 
 import pytest
+from safetensors.torch import load_file
 
 pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
+
+# The first test waits for the workers of all; on a busy machine they take their time.
+pytestmark = pytest.mark.timeout(320)
 
 
 @pytest.fixture(scope="module")
@@ -42,17 +46,15 @@ def test_one_worker_saves(run):
     out, reports, _ = run
     assert [report["gossip"]["saves"] for report in reports] == [True, False]
     assert sorted(path.name for path in (out / "checkpoints").iterdir()) == ["checkpoint-10", "checkpoint-5"]
-
-
-def test_a_loop_with_accelerate(run):
-    _, reports, _ = run
-    first, second = (report["accelerate"] for report in reports)
-    assert sorted(first["trained_on"] + second["trained_on"]) == list(range(40))
-    assert first["exchanges"] == second["exchanges"] == 5
-    assert first["before_the_end"] == second["before_the_end"] == first["weights"] == second["weights"]
-    assert [first["main"], second["main"]] == [True, False]
+    # While training, the parameters share one storage; all of them are saved nevertheless.
+    assert load_file(out / "checkpoints" / "checkpoint-5" / "model.safetensors").keys() == {"net.weight", "net.bias"}
 
 
 def test_a_trainer_that_wraps_the_model_itself_is_refused(run):
     _, reports, _ = run
     assert all("inside 'with gossamer.integrations.hf.alone():'" in report["not alone"] for report in reports)
+
+
+def test_a_misspelt_option_is_named_before_training_begins(run):
+    _, reports, _ = run
+    assert all("did you mean 'topology'?" in report["typo"] for report in reports)

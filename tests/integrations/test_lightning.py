@@ -6,6 +6,9 @@ import pytest
 
 pytest.importorskip("lightning")
 
+# The first test waits for the workers of all; on a busy machine they take their time.
+pytestmark = pytest.mark.timeout(320)
+
 
 @pytest.fixture(scope="module")
 def run(torchrun):

@@ -66,16 +66,16 @@ class Generations:
         stored = self._store.compare_set(f"{self.key}/{generation}/members", ours)
         self.request(generation if stored is None or stored == ours.encode() else generation + 1)
 
-    def agree(self, generation: int, gone: Callable[[int], bool], check: Callable[[list[int]], None]) -> list[int]:
+    def agree(self, generation: int, gone: Callable[[int], bool], check: Callable[[], None]) -> list[int]:
         """Return the members of ``generation``; empty if a later one is requested meanwhile.
 
-        ``gone(rank)``: that worker is not waited for. ``check`` is called with those that are missing, again and again,
-        and raises if this worker must not wait for them.
+        ``gone(rank)``: that worker is not waited for. ``check()`` is called again and again, and raises if there is no
+        use in waiting for the others.
         """
         name, polls = f"{self.key}/{generation}", group_builder.poll_intervals()
         while True:
             self.mark_present(generation)
-            published, present = self._store.get(f"{name}/members"), []
+            published = self._store.get(f"{name}/members")
             if published is None:
                 present = [rank for rank in self.everybody if self._store.get(f"{name}/present/{rank}") is not None]
                 if all(rank in present or gone(rank) for rank in self.everybody):
@@ -91,5 +91,5 @@ class Generations:
             self.refresh()
             if self.requested > generation:
                 return []
-            check([rank for rank in self.everybody if rank not in present])
+            check()
             time.sleep(next(polls))

@@ -66,7 +66,7 @@ class Groups:
         self.train = make(TRAIN, owner, over=lambda: lifecycle.stopped)
         self.averaged = make(AVERAGED, FOREGROUND, over=lambda: lifecycle.stopped)
         # In lockstep a worker that came back may be in an average that the others have left, or the other way round.
-        self.averaged.given_up = self.train.waited_for_by
+        self.averaged.needed_elsewhere = self.train.waited_for_by
         self.finish = make(FINISH, FOREGROUND, over=lambda: lifecycle.closed)
         self._all = (self.train, self.averaged, self.finish)
 

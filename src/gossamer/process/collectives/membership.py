@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -90,9 +90,9 @@ class Membership:
         self.members: list[int] = []
         self.deadline = Deadline(initial_s=300.0, min_s=MIN_DEADLINE_S)
         self.cancelled: Callable[[], bool] = lambda: False
-        """Set while joining: whether the run has started without this worker."""
-        self.given_up: Callable[[list[int]], bool] = lambda ranks: False
-        """Whether one of these workers will not take part in what this one waits for."""
+        """Whether to agree on members is in vain: while joining, that the run has started without this worker."""
+        self.needed_elsewhere: Callable[[Sequence[int]], bool] = lambda ranks: False
+        """Whether one of these workers waits for this one elsewhere, and will not come to what this one waits for."""
         self.last_collective: dict[str, tuple[tuple[int, ...], float]] = {}
         """Members and start time of each channel's newest collective."""
         self._groups: dict[str, Any] = {}
@@ -255,7 +255,7 @@ class Membership:
         if self.requested > self.generation or any(map(self.heartbeats.dead, self.members)):
             self.disconnect()
             return
-        if self.given_up(self.members):
+        if self.needed_elsewhere(self.members):
             self.request(self.generation + 1)
             self.disconnect()
             return
@@ -269,7 +269,7 @@ class Membership:
             self._conflict = MethodError(published.decode(errors="replace"))
             self.disconnect()
 
-    def waited_for_by(self, ranks: list[int]) -> bool:
+    def waited_for_by(self, ranks: Sequence[int]) -> bool:
         """Return whether the training of one of ``ranks`` has been waiting for this worker in a collective for long."""
         waits = f"{self.key}/{self.generation}/waits"
         others = (rank for rank in ranks if rank != self.rank)
@@ -313,12 +313,10 @@ class Membership:
         # A worker that is alone has nobody to repeat the step with: its step goes on.
         self.state.on_membership_change()
 
-    def _check_wait(self, missing: list[int]) -> None:
-        """Raise if this worker must not wait for ``missing`` to agree on the members."""
+    def _check_wait(self) -> None:
+        """Raise if there is no use in waiting for others to agree on the members."""
         if self.over() or self.cancelled():
             raise TrainingEnded
-        if self.given_up(missing):
-            raise StepRetry
 
     def _gone(self, rank: int) -> bool:
         """Return whether another worker is dead or done with its training."""

@@ -16,23 +16,23 @@ from torch import Tensor
 
 from gossamer.errors import InputError
 from gossamer.process.collectives.call import Call
-from gossamer.process.collectives.membership import FOREGROUND, StepRetry
-from gossamer.process.events import EventKind
+from gossamer.process.collectives.membership import FOREGROUND
+from gossamer.process.runtime.series import UserSeries
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 
 TOPIC = "swarm"
 
 
-def gather_bytes(runtime: WorkerRuntime, message: bytes) -> dict[int, bytes]:
-    """Return the message of every worker alive, by rank; only our own if a worker is lost meanwhile.
+def gather_bytes(runtime: WorkerRuntime, series: UserSeries, message: bytes) -> dict[int, bytes]:
+    """Return the message of every worker alive, by rank; only our own if the others went on without this worker.
 
     Waits for all workers that are alive and not done. All of them must call it.
     """
     if runtime.lifecycle.done:
         raise InputError("this worker has finished: gather and broadcast before finish()")
     groups, of = runtime.groups, runtime.groups.averaged
-    try:
-        of.begin()
+
+    def gather() -> dict[int, bytes]:
         # Two gathers: messages differ in length, a gather of torch needs equal ones.
         sizes = groups.gather(of, FOREGROUND, (torch.tensor([len(message)]),), Call("Gather", TOPIC, 0))
         padded = torch.zeros(max(int(size) for (size,) in sizes), dtype=torch.uint8)
@@ -43,11 +43,9 @@ def gather_bytes(runtime: WorkerRuntime, message: bytes) -> dict[int, bytes]:
             rank: part[: int(size)].numpy().tobytes()
             for rank, (part,), (size,) in zip(of.members, parts, sizes, strict=True)
         }
-    except StepRetry:
-        # The others may have theirs already and have gone on: it cannot be repeated.
-        text = "a worker was lost while values were gathered: using only our own"
-        runtime.state.events.add(EventKind.NOT_AVERAGED, text)
-        return {runtime.rank: message}
+
+    gathered = series.run(gather, "values were gathered")
+    return {runtime.rank: message} if gathered is None else gathered
 
 
 def encode_tensor(tensor: Tensor) -> bytes:

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 from gossamer.errors import InputError
 from gossamer.process.collectives.call import Call
-from gossamer.process.collectives.membership import FOREGROUND, StepRetry
+from gossamer.process.collectives.membership import FOREGROUND
 from gossamer.process.data.worker_data import WorkerData
 from gossamer.process.events import EventKind, Events
 from gossamer.process.metrics import Metrics
@@ -28,6 +28,7 @@ from gossamer.process.runtime.gathering import (
 )
 from gossamer.process.runtime.model_average import COUNTS, EXCLUDED, ModelCopy, average_models
 from gossamer.process.runtime.recalibration import recalibrate
+from gossamer.process.runtime.series import UserSeries
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 
 Batch = TypeVar("Batch")
@@ -43,6 +44,7 @@ class Swarm:
     def __init__(self, runtime: WorkerRuntime) -> None:
         self._runtime = runtime
         self._data = WorkerData(runtime)
+        self._series = UserSeries(runtime)
         # The threads of a worker that is interrupted, or that never finishes, must not outlive its interpreter.
         atexit.register(self._close_at_exit)
 
@@ -151,8 +153,8 @@ class Swarm:
         """Evaluate the mean of all workers' models, including buffers, inside this block.
 
         All workers must enter it; with a method in lockstep, after the same step. Workers count as in ``finish``. At
-        the end of the block each worker gets its own model back. If a worker is lost meanwhile, the block runs with
-        this worker's own model, and ``events`` says so.
+        the end of the block each worker gets its own model back. A worker that is lost meanwhile does not count. If the
+        others went on without this worker, the block runs with its own model, and ``events`` says so.
         """
         runtime, flat_model = self._runtime, self._runtime.flat_model
         with runtime.state.lock:
@@ -161,7 +163,9 @@ class Swarm:
         # Communication in flight must not see the averaged weights.
         runtime.effects.drain()
         groups, standing = runtime.groups, COUNTS if own.finite else EXCLUDED
-        mean = self._begin_mean(lambda: average_models(groups, groups.averaged, "swarm", own, runtime.state, standing))
+        mean = self._series.run(
+            lambda: average_models(groups, groups.averaged, "swarm", own, runtime.state, standing), "a mean was taken"
+        )
         with runtime.state.lock:
             flat_model.load_weights((mean or own).x)
             (mean or own).load_buffers(flat_model)
@@ -177,15 +181,16 @@ class Swarm:
         groups, own = self._runtime.groups, tensor.detach().flatten().double().to("cpu")
         mean = own
         if len(own):
-            result = self._begin_mean(lambda: groups.mean(groups.averaged, FOREGROUND, own, Call("Mean", "swarm", 0)))
+            call = Call("Mean", "swarm", 0)
+            result = self._series.run(lambda: groups.mean(groups.averaged, FOREGROUND, own, call), "a mean was taken")
             mean = own if result is None else result.mean
         return mean.to(tensor.dtype).reshape(tensor.shape).to(tensor.device)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all workers alive, in rank order. All must call it; shapes may differ.
 
-        Workers that are done or dead are not waited for. If a worker is lost meanwhile, the list holds only this
-        worker's own tensor, and ``events`` says so.
+        Workers that are done or dead are not waited for, and their tensors are left out. If the others went on without
+        this worker, the list holds only its own tensor, and ``events`` says so.
         """
         messages = self.gather_bytes(encode_tensor(tensor))
         return [decode_tensor(message, rank).to(tensor.device) for rank, message in messages.items()]
@@ -194,7 +199,7 @@ class Swarm:
         """Return the ``value`` of worker ``source``, or of the first worker alive if that one is gone.
 
         All must call it. ``value`` is JSON data: numbers, strings, booleans, None, and lists and dictionaries of them.
-        If a worker is lost meanwhile, each worker gets its own value back, and ``events`` says so.
+        If the others went on without this worker, it gets its own value back, and ``events`` says so.
         """
         messages = self.gather_bytes(encode_value(value))
         chosen = source if source in messages else min(messages)
@@ -202,18 +207,7 @@ class Swarm:
 
     def gather_bytes(self, message: bytes) -> dict[int, bytes]:
         """Return the messages of all workers alive, by rank, as ``gather`` does with tensors."""
-        return gather_bytes(self._runtime, message)
-
-    def _begin_mean(self, take: Callable[[], T]) -> T | None:
-        """Return the mean that ``take()`` takes among all workers; None if a worker is lost meanwhile."""
-        try:
-            self._runtime.groups.averaged.begin()
-            return take()
-        except StepRetry:
-            # The others may have their mean already and have gone on: it cannot be repeated.
-            text = "a worker was lost while the mean was taken: using our own model instead"
-            self.events.add(EventKind.NOT_AVERAGED, text)
-            return None
+        return gather_bytes(self._runtime, self._series, message)
 
     def recalibrate(
         self,
