@@ -45,16 +45,17 @@ class EncodedMeans:
         """Return the mean of ``vector``, on its device, and the bytes that this worker has sent for it."""
         if call.topic not in self._links:
             self._links[call.topic] = self._make_link()
-        link, call = self._links[call.topic], of.relative(call)
+        link = self._links[call.topic]
         gather = partial(self.groups.gather, of, channel, started_in=started_in)
         out, sent_bytes = torch.empty_like(vector), 0
         header = torch.zeros(HEADER, dtype=torch.float64)
-        header[: 3 + len(scalars)] = torch.tensor([call.round, weight, len(scalars), *scalars], dtype=torch.float64)
+        header[1 : 3 + len(scalars)] = torch.tensor([weight, len(scalars), *scalars], dtype=torch.float64)
         received = torch.empty(0)
 
-        def exchange_chunks(group: Any) -> Communication:
-            """Send every member its chunk. Only here the members are known."""
+        def exchange_chunks(group: Any, named: Call) -> Communication:
+            """Send every member its chunk. Only here the members, and their name for the round, are known."""
             nonlocal received
+            header[0] = named.round
             with self.staging.on_training_stream():
                 messages = link.scatter(vector, group.size(), group.rank(), out, same)
             headers = header.view(torch.uint8).expand(group.size(), -1)
@@ -63,11 +64,11 @@ class EncodedMeans:
             return [group.alltoall_base(received, sent, [], [])]
 
         for _ in range(MAX_TRIES):
-            members = of.run(channel, exchange_chunks, call, started_in)
+            members, named = of.run(channel, exchange_chunks, call, started_in)
             if len(members) == 1:
                 return MeanResult(vector.clone(), scalars, 1, weight), 0
             headers = received[:, : header.nbytes].contiguous().view(torch.float64)
-            self._check(call, members, headers, len(scalars))
+            self._check(named, members, headers, len(scalars))
             weights = headers[:, 1].tolist()
             with self.staging.on_training_stream():
                 chunks = self.staging.to_device(received[:, header.nbytes :].contiguous())

@@ -102,14 +102,13 @@ class Groups:
 
         ``out``: memory for the result, ``TAIL`` elements longer than ``vector``.
         """
-        call, size = of.relative(call), len(vector)
+        size = len(vector)
         buffer = vector.new_empty(size + TAIL) if out is None else out
         mean, tail = buffer[:size], buffer[size:]
-        residue = float(call.round % ROUND_RESIDUE)
         pair: gloo.Exchange | None = None
         words: list[float] = []
 
-        def communicate(group: Any) -> Communication:
+        def communicate(group: Any, call: Call) -> Communication:
             nonlocal pair
             if group.size() == 2 and not vector.is_cuda:
                 # Two workers exchange their vectors: a third less time than an all-reduce of two.
@@ -117,13 +116,14 @@ class Groups:
                 pair = gloo.Exchange(group, vector, mean, words=own, received_words=words)
                 return [pair]
             pair = None
+            residue = float(call.round % ROUND_RESIDUE)
             torch.mul(vector, weight, out=mean) if weight != 1.0 else mean.copy_(vector)
             numbers = [weight, residue, residue**2, float(len(scalars)), *(weight * scalar for scalar in scalars)]
             tail.zero_()
             tail[: len(numbers)] = torch.tensor(numbers, dtype=vector.dtype)
             return [group.allreduce([buffer], dist.AllreduceOptions())]
 
-        members = of.run(channel, communicate, call, started_in, on_gpu=vector.is_cuda)
+        members, call = of.run(channel, communicate, call, started_in, on_gpu=vector.is_cuda)
         if len(members) == 1:
             mean.copy_(vector)
             return MeanResult(mean, tuple(scalars), 1, weight)
@@ -187,15 +187,14 @@ class Groups:
         started_in: int | None = None,
     ) -> list[tuple[Tensor, ...]]:
         """Return the tensors of every member of the call, in rank order."""
-        call = of.relative(call)
-        message = _pack(call.round, tensors)
         gathered: list[Tensor] = []
 
-        def communicate(group: Any) -> Communication:
+        def communicate(group: Any, call: Call) -> Communication:
+            message = _pack(call.round, tensors)
             gathered[:] = [torch.empty_like(message) for _ in range(group.size())]
             return [group.allgather([gathered], [message])]
 
-        members = of.run(channel, communicate, call, started_in, on_gpu=message.is_cuda)
+        members, call = of.run(channel, communicate, call, started_in, on_gpu=tensors[0].is_cuda)
         if len(members) == 1:
             return [tensors]
         result = []
@@ -223,12 +222,11 @@ class Groups:
 
         Returns what was received (None if ``source`` is gone), its scalars, and whether ``to`` was there to receive.
         """
-        call = of.relative(call)
         words: list[float] = []
         delivered = False
         received: Tensor | None = None
 
-        def communicate(group: Any) -> Communication:
+        def communicate(group: Any, call: Call) -> Communication:
             nonlocal delivered, received
             indices = {rank: index for index, rank in enumerate(of.members)}
             delivered, received = to in indices, out if source in indices else None
@@ -247,7 +245,7 @@ class Groups:
 
         if to == self.rank:
             return out.copy_(vector), tuple(scalars), True
-        members = of.run(channel, communicate, call, started_in)
+        members, call = of.run(channel, communicate, call, started_in)
         if len(members) == 1:
             return None, (), False
         if received is None:

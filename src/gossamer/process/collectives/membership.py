@@ -120,12 +120,12 @@ class Membership:
     def run(
         self,
         channel: str,
-        communicate: Callable[[Any], Communication],
-        call: Call,
+        communicate: Callable[[Any, Call], Communication],
+        requested_call: Call,
         started_in: int | None = None,
         on_gpu: bool = False,
-    ) -> list[int]:
-        """Run a collective among the members of the call's group; return who took part.
+    ) -> tuple[list[int], Call]:
+        """Run a collective among the members of the call's group; return who took part, and the call as they name it.
 
         Raises StepRetry if it failed and the membership was rebuilt, CommAborted if it failed and another channel has
         to rebuild it, or if the generation is not ``started_in``. MethodError if a member is in another collective.
@@ -143,16 +143,17 @@ class Membership:
                         raise StepRetry
                     self.rebuild(channel)
                 generation = self.generation
+                call = self._relative(requested_call)
                 members = self.members_of(call.group)
                 disconnected = self._disconnected
             if len(members) == 1:
-                return list(members)
+                return list(members), call
             self._started[channel] = started = time.monotonic()
             self.waits.begin(channel, call, members)
             completed = False
             try:
                 group = self._group(channel, generation, members, on_gpu, call)
-                for work in communicate(group):
+                for work in communicate(group, call):
                     group_builder.wait(group, work, self.deadline.seconds, disconnected.is_set)
                 completed = True
             except RuntimeError:
@@ -172,9 +173,9 @@ class Membership:
                 self.waits.end(channel, completed)
             self.deadline.observe(time.monotonic() - started)
             self.last_collective[channel] = members, started
-            return list(members)
+            return list(members), call
 
-    def relative(self, call: Call) -> Call:
+    def _relative(self, call: Call) -> Call:
         """Count the rounds of a topic from the first one of this generation, where members may be apart.
 
         At the end of a run workers have done different numbers of steps. In the background some may have completed a
