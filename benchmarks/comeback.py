@@ -180,9 +180,9 @@ def measure(contender: Contender, torchft_python: Path | None) -> Turn:
 
 
 def longest_pause(worker: Worker, since: float) -> float:
-    """Return the longest time between two steps of a survivor."""
+    """Return the longest time between two steps of a survivor, up to now."""
     steps = [report["time"] for report in worker.reports() if report["at"].startswith("step")]
-    steps = [*[at for at in steps if at < since][-1:], *(at for at in steps if at >= since)]
+    steps = [*[at for at in steps if at < since][-1:], *(at for at in steps if at >= since), time.time()]
     return max(after - before for before, after in itertools.pairwise(steps))
 
 

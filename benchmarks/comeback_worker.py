@@ -109,7 +109,7 @@ def train_with_torchft(job_spec: JobSpec) -> None:
         optimizer.zero_grad()
         time.sleep(job_spec["wait_s"])
         model(inputs).mean().backward()
-        # Not by its DistributedDataParallel: version 0.2.0 ends the survivors there (AssertionError in ddp.py, line 76).
+        # Not by its DistributedDataParallel: in version 0.2.0 survivors end there (AssertionError in ddp.py, line 76).
         gradients = torch.cat([parameter.grad.flatten() for parameter in parameters])
         manager.allreduce(gradients).wait()
         for parameter, mean in zip(parameters, gradients.split(sizes), strict=True):
