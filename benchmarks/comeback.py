@@ -4,10 +4,11 @@
     python benchmarks/comeback.py --only a2cid2,torchft --turns 3
     python benchmarks/comeback.py --before ../other/checkout       # our methods of another checkout beside these
 
-Four workers train with steps of 100 ms. One gets SIGKILL, its process is started again at once, and what is measured
-is the time from that start until it has contributed: until a gradient that it computed has been averaged with others.
-All contenders take turns; every figure is the median over the turns. Torchft runs in an environment of its own, which
-is made under build/. ``benchmarks/README.md`` keeps the results.
+Four workers train with steps of 100 ms. One gets SIGKILL, its process is started again at once, and what is measured is
+the time from that start until it has contributed: until a gradient that it computed has been averaged with others. The
+model is small: the workers share the cores of this machine, and the exchanges of a large one slow down the start of the
+new process. All contenders take turns; every figure is the median over the turns. Torchft runs in an environment of its
+own, which is made under build/. ``benchmarks/README.md`` keeps the results.
 """
 
 from __future__ import annotations
@@ -135,7 +136,7 @@ def lighthouse(contender: Contender, python: Path, folder: Path) -> Iterator[str
         process.wait()
 
 
-def measure(contender: Contender, torchft_python: Path | None) -> Turn:
+def measure(contender: Contender, torchft_python: Path | None, parameters: int) -> Turn:
     """Kill and restart one worker of a run; return the seconds to each stage of its new process."""
     environment = {
         **os.environ,
@@ -147,6 +148,7 @@ def measure(contender: Contender, torchft_python: Path | None) -> Turn:
     job_spec = {
         "contender": contender.name,
         "wait_s": WAIT_S,
+        "parameters": parameters,
         "workers": WORKERS,
         "timeouts": contender.timeouts,
         "use_async_quorum": contender.use_async_quorum,
@@ -180,9 +182,9 @@ def measure(contender: Contender, torchft_python: Path | None) -> Turn:
 
 
 def longest_pause(worker: Worker, since: float) -> float:
-    """Return the longest time between two steps of a survivor."""
+    """Return the longest time between two steps of a survivor, up to now."""
     steps = [report["time"] for report in worker.reports() if report["at"].startswith("step")]
-    steps = [*[at for at in steps if at < since][-1:], *(at for at in steps if at >= since)]
+    steps = [*[at for at in steps if at < since][-1:], *(at for at in steps if at >= since), time.time()]
     return max(after - before for before, after in itertools.pairwise(steps))
 
 
@@ -226,10 +228,10 @@ def beyond_torch(turn: Turn) -> float:
     return turn["library"] - turn["torch"] + turn["contributed"] - turn["model"]
 
 
-def measured(contender: Contender, torchft_python: Path | None) -> Turn | None:
+def measured(contender: Contender, torchft_python: Path | None, parameters: int) -> Turn | None:
     """Measure one turn; None if it did not end."""
     try:
-        turn = measure(contender, torchft_python)
+        turn = measure(contender, torchft_python, parameters)
     except Late as error:
         print(f"{contender.label}: {error}", file=sys.stderr, flush=True)
         return None
@@ -240,6 +242,7 @@ def measured(contender: Contender, torchft_python: Path | None) -> Turn | None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--turns", type=int, default=5, help="turns (default: 5)")
+    parser.add_argument("--parameters", type=int, default=500_000, help="of the model (default: 500,000)")
     parser.add_argument("--only", default="", help="names of contenders, separated by commas")
     parser.add_argument("--before", type=Path, help="another checkout of Gossamer, measured beside this one")
     parser.add_argument("--torchft", type=Path, default=ROOT / "build" / "torchft", help="torchft's environment")
@@ -258,7 +261,7 @@ def main() -> None:
     results: list[list[Turn | None]] = [[] for _ in contenders]
     for _ in range(options.turns):
         for contender, turns in zip(contenders, results, strict=True):
-            turns.append(measured(contender, torchft_python))
+            turns.append(measured(contender, torchft_python, options.parameters))
     named = {contender.label: turns for contender, turns in zip(contenders, results, strict=True)}
     references = named.get(REFERENCE, [None] * options.turns)
     print(f"Seconds; {os.cpu_count()} cores, Python {platform.python_version()}, {options.turns} turns\n")

@@ -21,7 +21,7 @@ JobSpec = dict[str, Any]
 Step = Callable[[], None]
 
 WATCH_S = 0.002
-WIDTH = 2500
+INPUTS = 1000
 
 
 def report(at: str, when: float | None = None, **more: Any) -> None:
@@ -58,7 +58,7 @@ def train_with_gossamer(job_spec: JobSpec) -> None:
         report("contributed")
 
     threading.Thread(target=watch, daemon=True).start()
-    inputs = torch.ones(1, 1000)
+    inputs = torch.ones(1, INPUTS)
     while True:
         time.sleep(job_spec["wait_s"])
         model(inputs).mean().backward()
@@ -102,14 +102,14 @@ def train_with_torchft(job_spec: JobSpec) -> None:
     )
     optimizer = Optimizer(manager, inner)
     report("joined")
-    inputs, contributed = torch.ones(1, 1000), False
+    inputs, contributed = torch.ones(1, INPUTS), False
     parameters = list(model.parameters())
     sizes = [parameter.numel() for parameter in parameters]
     while True:
         optimizer.zero_grad()
         time.sleep(job_spec["wait_s"])
         model(inputs).mean().backward()
-        # Not by its DistributedDataParallel: that of 0.2.0 ends the survivors (AssertionError in ddp.py, line 76).
+        # Not by its DistributedDataParallel: in version 0.2.0 survivors end there (AssertionError in ddp.py, line 76).
         gradients = torch.cat([parameter.grad.flatten() for parameter in parameters])
         manager.allreduce(gradients).wait()
         for parameter, mean in zip(parameters, gradients.split(sizes), strict=True):
@@ -131,11 +131,12 @@ def train_with_torchft(job_spec: JobSpec) -> None:
 
 
 def build(job_spec: JobSpec) -> tuple[Any, Any]:
-    """Return a model of 5 million parameters and its optimizer."""
+    """Return a model and its optimizer."""
     from torch import manual_seed, nn, optim
 
     manual_seed(0)
-    model = nn.Sequential(nn.Linear(1000, WIDTH), nn.ReLU(), nn.Linear(WIDTH, 1000))
+    width = job_spec["parameters"] // (2 * INPUTS)
+    model = nn.Sequential(nn.Linear(INPUTS, width), nn.ReLU(), nn.Linear(width, INPUTS))
     if job_spec["contender"] == "overlap":
         from gossamer import AccumAdam
 
