@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 from gossamer.errors import InputError
 from gossamer.process.store.rank_info import RankInfo
+from gossamer.runs.status import FAILED, StatusBoard, WorkerStatus
 from gossamer.train.job_spec import JobSpec
 from gossamer.train.launcher import handling_stop_signals, orphaned
-from gossamer.train.status import FAILED, StatusBoard, WorkerStatus
 from gossamer.train.stop_coordinator import StopCoordinator
 from gossamer.train.training import Training
 

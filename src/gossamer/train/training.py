@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -18,12 +19,13 @@ from gossamer.process.runtime.swarm import Swarm
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 from gossamer.process.store.rank_info import RankInfo
 from gossamer.runfolder import CHECKPOINTS, save_model
+from gossamer.runs.recording_file import RecordingFile
+from gossamer.runs.status import DONE, TRAINING, StatusBoard, WorkerStatus
+from gossamer.runs.status_reporter import StatusReporter
 from gossamer.seeds import stream
 from gossamer.train.checkpoint import Checkpoint, find_checkpoint, worker_file, write_state
 from gossamer.train.job_spec import JobSpec
 from gossamer.train.pacing import EvalSchedule, StepMeter
-from gossamer.train.status import DONE, TRAINING, StatusBoard, WorkerStatus
-from gossamer.train.status_reporter import StatusReporter
 from gossamer.train.stop_coordinator import StopCoordinator
 from gossamer.train.worker_task import LossMeter, WorkerTask
 from gossamer.vector_math import distance
@@ -70,7 +72,12 @@ class Training:
         self.lockstep = method.lockstep
         self._saved_at = 0
         self._checkpoint_requested = 0
-        self.reporter = StatusReporter(board, job_spec.path, job_spec.trace, self.status)
+        recording = None
+        if job_spec.path is not None:
+            # Without a recording if the folder cannot be written to.
+            with contextlib.suppress(OSError, InputError):
+                recording = RecordingFile(job_spec.path, self.rank, job_spec.trace)
+        self.reporter = StatusReporter(board, job_spec.path, recording, self.status)
         self.runtime: WorkerRuntime
         self.swarm: Swarm
         self._began = 0.0

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from gossamer.process.store.failover_store import FailoverStore
 from gossamer.results import to_json_data
 
-STARTING, TRAINING, DONE, FAILED = "starting", "training", "done", "failed"
+STARTING, TRAINING, DONE, FAILED, LEFT = "starting", "training", "done", "failed", "left"
 
 
 @dataclass
@@ -44,8 +44,12 @@ class WorkerStatus:
     """Of its own model on the test set at the last evaluation; at the end, before the final average."""
     own_accuracy: float | None = None
     loss: float | None = None
-    """Of the averaged model on the test set, at the end."""
+    """Of the averaged model on the test set: at the end, or when its loop logged it last."""
     accuracy: float | None = None
+    num_evaluations: int = 0
+    """How often its loop has logged figures of the averaged model."""
+    logged: dict[str, float | None] = field(default_factory=dict)
+    """The newest value of everything else that its loop has logged, by name."""
     diverged_at: int | None = None
     """The step at which its loss stopped being finite."""
     interrupted: bool = False
