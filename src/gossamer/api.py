@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from gossamer.process.runtime.swarm import Swarm
+    from gossamer.runs.loop_request import PathArgument, TrackerArgument
     from gossamer.virtual.compute.optimizers import MakeOptimizer
     from gossamer.virtual.simulation import PointCallback, SimulationResult
     from gossamer.wire import Codec
@@ -101,6 +102,10 @@ def join(
     wire: str | Codec = "float32",
     transport: str = "gloo",
     loss: Callable[[], Tensor] | None = None,
+    out: PathArgument | None = None,
+    tracker: TrackerArgument | None = None,
+    trace: bool | PathArgument = False,
+    resume: bool = False,
     **settings: Any,
 ) -> Swarm:
     """Train ``model`` together with the other workers of this job, which torchrun starts like any PyTorch job.
@@ -134,13 +139,20 @@ def join(
             between GPUs, if each worker has its own. Pairwise exchanges always go through host memory.
         loss: Only for ``auto``, to time a step: a function that returns the loss of one mini-batch, such as
             ``lambda: loss_fn(model(x), y)``. The model and the optimizer are restored afterwards.
+        out: A folder for the run, which ``gossamer report`` and ``gossamer watch`` show, during the training too. It
+            must be new. All workers give one; on a shared disk, the same.
+        tracker: A function ``track(step, scalars)``, the path of a Python file that defines it, or ``tensorboard``,
+            which writes into the run folder. One worker calls it, with the figures of all.
+        trace: True, or the name of a file: trace every single event. It needs ``out``.
+        resume: Continue the run that ``out`` contains, if it contains one, from checkpoints of your own
+            (``Swarm.load_state_dict``).
         **settings: Options of the method by name, such as ``rate=2``.
 
     Returns:
         The handle of this worker, to evaluate, checkpoint and finish with.
 
     Raises:
-        InputError: If a name, an option or the optimizer cannot be used.
+        InputError: If a name, an option, the optimizer or the run folder cannot be used.
     """
     from torch.optim import LBFGS
 
@@ -179,8 +191,19 @@ def join(
         raise InputError(
             f"wire is for models that are exchanged or averaged, which {instance.name} does not do: leave it out"
         )
-    runtime = WorkerRuntime(model, optimizer, instance, graph, rank_info, seed, transport, codec=codec)
-    swarm = Swarm(runtime)
+    output = None
+    if out is not None or tracker is not None or trace or resume:
+        from gossamer.runs.loop_config import loop_config
+        from gossamer.runs.loop_output import LoopOutput
+
+        output = LoopOutput(out, tracker, trace, resume)
+    recorder = None if output is None else output.recorder(rank_info.rank)
+    runtime = WorkerRuntime(model, optimizer, instance, graph, rank_info, seed, transport, recorder, codec)
+    swarm = Swarm(runtime, output)
+    if output is not None:
+        shown_topology = topology if isinstance(topology, str) and topology else graph.name
+        config = loop_config(runtime, method, settings, shown_topology, seed, codec, transport)
+        output.start(swarm, runtime, config)
     if chosen:
         swarm.events.add(EventKind.CHOSEN, chosen)
     return swarm

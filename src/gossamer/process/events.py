@@ -31,6 +31,8 @@ class EventKind(StrEnum):
     """A message was not finite or absurdly large, and had no effect."""
     NOT_AVERAGED = "not-averaged"
     """A mean that was asked for was not taken over all workers, or this worker's weights did not count in it."""
+    NOT_WRITTEN = "not-written"
+    """The run folder or the tracker failed: something is missing there. Training goes on."""
     CHOSEN = "chosen"
     """``method="auto"`` has chosen a method."""
 

@@ -89,7 +89,7 @@ class TrainingResult:
 def _status_document(status: WorkerStatus) -> dict[str, Any]:
     document = asdict(status)
     document["train_loss"] = status.mean_loss
-    for name in ("events", "loss_sum", "loss_count", "loss", "accuracy", "num_evaluations"):
+    for name in ("events", "loss_sum", "loss_count", "loss", "accuracy", "num_evaluations", "resumed_at"):
         del document[name]
     if not status.logged:
         del document["logged"]
@@ -177,9 +177,11 @@ class RunMonitor:
         self.events.append(event)
         return event
 
-    def mark_restarted(self, rank: int) -> None:
+    def mark_restarted(self, rank: int) -> str:
+        """Note that worker ``rank`` is there again; return the event."""
         self.gone.pop(rank, None)
         self.events.append(f"worker {rank} started again")
+        return self.events[-1]
 
     # Points of the history
 

@@ -37,11 +37,18 @@ class MonitorThread:
     def missing(self) -> list[int]:
         return [rank for rank in range(self.monitor.facts.workers) if self._missing(rank)]
 
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the last status of every worker; return whether they are all there."""
+        until = time.monotonic() + timeout_s
+        while self.missing():
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.02)
+        return True
+
     def finish(self, timeout_s: float) -> None:
         """Wait for the last status of every worker, and end."""
-        until = time.monotonic() + timeout_s
-        while time.monotonic() < until and self.missing():
-            time.sleep(0.02)
+        self.wait(timeout_s)
         self.stop()
         self._poll()
         for rank in self.missing():

@@ -24,6 +24,8 @@ class WorkerStatus:
     host: str = field(default_factory=socket.gethostname)
     state: str = STARTING
     steps: int = 0
+    resumed_at: int = 0
+    """The steps of this worker when the run was resumed from a checkpoint."""
     seconds: float = 0.0
     """From its first step to its last."""
     idle_s: float = 0.0

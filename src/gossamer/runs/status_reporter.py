@@ -32,11 +32,19 @@ LAST_S = 2.0
 
 class StatusReporter:
     def __init__(
-        self, board: StatusBoard, folder: Path | None, recording: RecordingFile | None, status: WorkerStatus
+        self,
+        board: StatusBoard,
+        folder: Path | None,
+        recording: RecordingFile | None,
+        status: WorkerStatus,
+        say: Callable[[str], None] | None = None,
     ) -> None:
+        """``say``: called with events of this reporter; by default they only go into the status."""
         self.board, self.folder, self.recording, self.status = board, folder, recording, status
         self.events: list[str] = []
         """Events of this reporter and of checkpoints."""
+        self._say = self.events.append if say is None else say
+        self._said: set[str] = set()
         self._swarm_events: Sequence[Event] = ()
         self._next_line_s = 0.0
         self._ended = threading.Event()
@@ -104,5 +112,6 @@ class StatusReporter:
             self.say_once(f"{error}; training goes on")
 
     def say_once(self, event: str) -> None:
-        if event not in self.events:
-            self.events.append(event)
+        if event not in self._said:
+            self._said.add(event)
+            self._say(event)

@@ -82,9 +82,8 @@ def _supervise(workers: LocalWorkers, monitor: RunMonitor, signals: StopSignals,
                 if restart and codes[rank] != BAD_INPUT and restarts[rank] < MAX_RESTARTS:
                     restarts[rank] += 1
                     workers.start(rank)
-                    monitor.mark_restarted(rank)
                     handled.remove(rank)
-                    events.append(f"worker {rank} started again")
+                    events.append(monitor.mark_restarted(rank))
         show(monitor.view(), events)
         if len(handled) == workers.workers:
             done = any(status.state == DONE for status in monitor.status)

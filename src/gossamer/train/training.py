@@ -28,10 +28,7 @@ from gossamer.train.job_spec import JobSpec
 from gossamer.train.pacing import EvalSchedule, StepMeter
 from gossamer.train.stop_coordinator import StopCoordinator
 from gossamer.train.worker_task import LossMeter, WorkerTask
-from gossamer.vector_math import distance
-
-ROUNDING = 1e-6
-"""How far the mean of equal models may be from them, relative to their norm."""
+from gossamer.vector_math import rounded_distance
 
 CUMULATIVE = ("seconds", "idle_s", "loss_sum", "loss_count", "exchanges", "bytes_sent", "lost", "refused")
 """Counts of a worker that continue when a run is resumed."""
@@ -209,7 +206,7 @@ class Training:
         own = _parameters(self.task)
         swarm.finish()
         self._measure_exchanges()
-        self.status.consensus = _rounded_distance(own, _parameters(self.task))
+        self.status.consensus = rounded_distance(own, _parameters(self.task))
         self.status.loss, self.status.accuracy = self.task.evaluate()
         self.status.state = DONE
         folder = self.job_spec.path
@@ -337,9 +334,3 @@ class Training:
 
 def _parameters(task: WorkerTask) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in task.model.parameters() if p.requires_grad])
-
-
-def _rounded_distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Return the distance of two models; 0 if they are equal up to the rounding of a mean."""
-    d = distance(a, b)
-    return d if d > ROUNDING * float(torch.linalg.vector_norm(b)) else 0.0

@@ -15,6 +15,7 @@ from gossamer.process.collectives.membership import FOREGROUND, StepRetry
 from gossamer.process.events import EventKind, Events
 from gossamer.process.metrics import Metrics
 from gossamer.process.runtime.final_average import FinalAverage
+from gossamer.process.runtime.run_output import RunOutput, checked
 from gossamer.process.runtime.shared_batches import shared_batches
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 
@@ -27,8 +28,9 @@ class Swarm:
     Used as a context manager it calls ``finish`` at the end of the block, or ``close`` if an exception ends it.
     """
 
-    def __init__(self, runtime: WorkerRuntime) -> None:
-        self._runtime = runtime
+    def __init__(self, runtime: WorkerRuntime, output: RunOutput | None = None) -> None:
+        self._runtime, self._output = runtime, output
+        self._averaging = False
         # The threads of a worker that is interrupted, or that never finishes, must not outlive its interpreter.
         atexit.register(self.close)
 
@@ -44,6 +46,17 @@ class Swarm:
         runtime.metrics.lost = runtime.exchanges.peers.num_lost
         runtime.metrics.peers_alive = len(runtime.everybody) - 1 - len(runtime.heartbeats.lost)
         return runtime.metrics
+
+    def log(self, **values: float | Tensor) -> None:
+        """Log figures of this worker: numbers, or tensors with one element. GPU tensors are read later, elsewhere.
+
+        ``loss`` is that of a mini-batch, ``accuracy`` that of this worker's own model; inside ``averaged()`` and after
+        ``finish()`` both are the averaged model's. Other names go to the tracker and the worker's file. Without ``out``
+        and ``tracker`` of ``join`` nothing is kept.
+        """
+        figures = checked(values)
+        if self._output is not None:
+            self._output.log(figures, of_average=self._averaging or self._runtime.lifecycle.closed)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this worker that is not in the model's and the optimizer's own ``state_dict``.
@@ -65,6 +78,8 @@ class Swarm:
         runtime.state.load_state_dict(state)
         runtime.num_batches_taken = state["batches"]
         runtime.store.compare_set("batches", str(runtime.num_batches_taken))
+        if self._output is not None:
+            self._output.resumed(runtime.worker.step)
 
     def batches(self, loader: Iterable[Batch], total_steps: int) -> Iterator[Batch]:
         """Yield mini-batches of ``loader`` until all workers together have done ``total_steps`` steps.
@@ -90,9 +105,11 @@ class Swarm:
         with runtime.state.lock:
             flat_model.load_weights(mean)
             flat_model.load_buffers(mean_buffers)
+        self._averaging = True
         try:
             yield
         finally:
+            self._averaging = False
             with runtime.state.lock:
                 flat_model.load_weights(weights)
                 flat_model.load_buffers(buffers)
@@ -127,13 +144,22 @@ class Swarm:
         """
         if self._runtime.lifecycle.closed:
             return
+        if self._output is not None:
+            self._output.training_ended()
         self._runtime.finish_training()
         FinalAverage(self._runtime).run()
+        if self._output is not None:
+            self._output.finish()
         self.close()
 
     def close(self) -> None:
         """Leave the job at once, without the final average. The other workers continue."""
+        self._close(None)
+
+    def _close(self, error: BaseException | None) -> None:
         atexit.unregister(self.close)
+        if self._output is not None:
+            self._output.close(error)
         self._runtime.close()
 
     def __enter__(self) -> Swarm:
@@ -143,4 +169,4 @@ class Swarm:
         if kind is None:
             self.finish()
         else:
-            self.close()
+            self._close(error)

@@ -74,6 +74,8 @@ class WorkerRuntime:
         self.num_batches_taken = 0
         """Mini-batches that all workers together have taken, as far as this one knows (``shared_batches``)."""
         self._joined = False
+        self.came_back = False
+        """The run had begun when this worker joined: it, or an earlier process of it, was away."""
 
         self.store = rank_info.connect_store()
         self.heartbeats = Heartbeats(self.rank, self.store)
@@ -139,7 +141,7 @@ class WorkerRuntime:
 
     def _come_back(self) -> None:
         """Take over the state of the others: the run has begun without this worker, or before it was restarted."""
-        self.state.needs_state = True
+        self.state.needs_state = self.came_back = True
         self.groups.train.cancelled = lambda: False
         self.state.events.add(EventKind.TOOK_OVER, "came back: taking over from the others")
         if self.method.pairwise and not self.method.lockstep:

@@ -1,0 +1,141 @@
+"""What ``gossamer.join`` was asked to leave behind of a loop of one's own, checked."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from gossamer.errors import InputError
+from gossamer.recording import Recorder
+from gossamer.report.tracking import TensorBoard, Tracker, load_tracker
+from gossamer.results import Point
+from gossamer.runfolder import (
+    CONFIG,
+    METRICS,
+    RUN,
+    SUMMARY,
+    TRACE,
+    WORKERS,
+    make_folders,
+    read_history,
+    remove_if_empty,
+)
+from gossamer.runs.monitor import read_point
+from gossamer.runs.recording_file import recorded_until
+from gossamer.runs.status import WorkerStatus
+
+TENSORBOARD = "tensorboard"
+"""The tracker, and the folder in the run folder, of TensorBoard."""
+
+PathArgument = str | os.PathLike[str]
+TrackerArgument = Tracker | PathArgument
+
+CUMULATIVE = ("seconds", "idle_s", "loss_sum", "loss_count", "exchanges", "bytes_sent", "lost", "refused")
+"""Counts of a worker that continue when a run is resumed, or when the worker comes back."""
+
+
+class LoopRequest:
+    """The arguments ``out``, ``tracker``, ``trace`` and ``resume`` of ``join``."""
+
+    def __init__(
+        self, out: PathArgument | None, tracker: TrackerArgument | None, trace: bool | PathArgument, resume: bool
+    ) -> None:
+        if (out is not None and not isinstance(out, PathArgument)) or out == "":
+            raise InputError(f"out is {out!r}: expected the name of a folder, which will be created")
+        if not isinstance(trace, bool | PathArgument) or trace == "":
+            raise InputError(f"trace is {trace!r}: expected True, or the name of a file")
+        if tracker is not None and not callable(tracker) and not isinstance(tracker, PathArgument):
+            raise InputError(
+                f"tracker is {tracker!r}: expected a function track(step, scalars), a Python file that defines it, or "
+                f"{TENSORBOARD!r}"
+            )
+        for name, value in (("trace", trace), ("resume", resume), ("tracker", tracker == TENSORBOARD)):
+            if value and out is None:
+                needed = {"tracker": f"the tracker {TENSORBOARD!r}"}.get(name, name)
+                raise InputError(f"{needed} needs the folder of the run: give one with out=DIR")
+        self.folder = None if out is None else Path(out)
+        self.tracker = tracker
+        self.has_trace = bool(trace)
+        self.trace_path: Path | None = None
+        """Where the traces of all workers are joined at the end."""
+        if self.folder is not None and trace:
+            self.trace_path = self.folder / TRACE if trace is True else Path(trace)
+        # torchrun restarts all workers if one fails: they continue their run.
+        may_continue = resume or os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
+        self.resumed = may_continue and self.folder is not None and _has_run(self.folder)
+        """Whether the folder holds a run that this one continues."""
+
+    def recorder(self, rank: int) -> Recorder:
+        recorder = Recorder([rank])
+        if self.resumed and self.folder is not None:
+            recorder.resumed_after_s = recorded_until(self.folder)
+        return recorder
+
+    def make_folder(self) -> None:
+        """Create the folder. Raise an ``InputError`` if it contains another run or cannot be written to."""
+        if self.folder is None:
+            return
+        if not self.resumed:
+            if _has_run(self.folder):
+                raise InputError(
+                    f"out {self.folder} already contains a run, which would be lost: give another folder, or "
+                    f"resume=True if this run continues it"
+                )
+            make_folders([self.folder])
+        try:
+            (self.folder / WORKERS).mkdir(exist_ok=True)
+        except OSError as error:
+            raise InputError(
+                f"out {self.folder} cannot be written to: {error.strerror}; give a folder that you may write to"
+            ) from None
+
+    def remove_empty_folder(self) -> None:
+        """Remove what ``make_folder`` has made, if the run does not begin."""
+        if self.folder is not None:
+            remove_if_empty([self.folder / WORKERS, self.folder])
+
+    def open_tracker(self) -> Tracker | None:
+        """Return the tracker; this runs the user's file. Only the worker that monitors the run calls it."""
+        if self.tracker is None or not isinstance(self.tracker, PathArgument):
+            return self.tracker
+        if self.tracker == TENSORBOARD:
+            assert self.folder is not None
+            return TensorBoard(self.folder / TENSORBOARD)
+        return load_tracker(os.fspath(self.tracker))
+
+    def history(self) -> list[Point]:
+        """Return the points that the folder has so far."""
+        if self.folder is None or not (self.folder / METRICS).is_file():
+            return []
+        return [read_point(line) for line in read_history(self.folder)]
+
+    def last_status(self, rank: int) -> WorkerStatus:
+        """Return the counts of this worker when the run that is resumed ended, as far as the folder says."""
+        status = WorkerStatus(rank)
+        if not self.resumed or self.folder is None:
+            return status
+        try:
+            lines = (self.folder / WORKERS / f"{rank}.jsonl").read_text(encoding="utf-8").splitlines()
+            last = json.loads([line for line in lines if line.endswith("}")][-1])
+        except (OSError, ValueError, IndexError):
+            return status
+        return continued(status, last)
+
+
+def continued(status: WorkerStatus, earlier: Mapping[str, Any]) -> WorkerStatus:
+    """Continue the counts of an earlier process of the same worker."""
+    for name in (field.name for field in fields(WorkerStatus)):
+        if name in CUMULATIVE and isinstance(earlier.get(name), int | float):
+            setattr(status, name, earlier[name])
+    return status
+
+
+def _has_run(folder: Path) -> bool:
+    # On a disk of its own, a worker that does not monitor the run has only its own files.
+    return any((folder / name).exists() for name in (RUN, CONFIG, METRICS, SUMMARY)) or any(
+        (folder / WORKERS).glob("*.json*")
+    )
