@@ -26,6 +26,9 @@ from gossamer.runs.status import DONE, LEFT, STARTING, TRAINING, StatusBoard, Wo
 LAST_STATUS_S = 10.0
 """How long the monitor waits for the others' last status, which comes right after the final average."""
 
+PUBLISHES_S = 1.0
+"""A dead worker whose status is newer than this is there again."""
+
 
 class LoopMonitor:
     """This worker's part in monitoring a run: all of it, or nothing as long as another worker has the role."""
@@ -111,7 +114,8 @@ class LoopMonitor:
         origin = runtime.recorder.origin
         self._monitor = RunMonitor(facts, self.board, self._writer, history, began=origin)
         if is_continued:
-            self._monitor.take_over()
+            # The store may be new: it dies with the worker that hosts it.
+            self._monitor.take_over([status or request.last_status(rank) for rank, status in enumerate(published)])
         self._thread = MonitorThread(self._monitor, self._why_gone, self._show)
 
     def _why_gone(self, rank: int) -> str:
@@ -126,7 +130,8 @@ class LoopMonitor:
             if status.state == LEFT and rank not in monitor.gone:
                 events.append(monitor.mark_gone(rank, status.error or "left"))
             is_new = self._processes.get(rank, process) != process
-            if status.state == TRAINING and (is_new or rank in monitor.gone) and not self._why_gone(rank):
+            publishes = status.state == TRAINING and monitor.silent_s[rank] < PUBLISHES_S and not self._why_gone(rank)
+            if publishes and (is_new or rank in monitor.gone):
                 events.append(monitor.mark_restarted(rank))
             if status.state != STARTING:
                 self._processes[rank] = process

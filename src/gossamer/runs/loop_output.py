@@ -7,11 +7,12 @@ goes on.
 
 from __future__ import annotations
 
+import contextlib
+import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import Tensor
@@ -23,7 +24,7 @@ from gossamer.process.runtime.worker_runtime import WorkerRuntime
 from gossamer.recording import Recorder
 from gossamer.runs.loop_log import LoopLog
 from gossamer.runs.loop_monitor import LoopMonitor
-from gossamer.runs.loop_request import LoopRequest, PathArgument, TrackerArgument, continued
+from gossamer.runs.loop_request import LoopRequest, PathArgument, TrackerArgument
 from gossamer.runs.recording_file import RecordingFile
 from gossamer.runs.status import DONE, LEFT, STARTING, TRAINING, StatusBoard, WorkerStatus
 from gossamer.runs.status_reporter import StatusReporter
@@ -68,12 +69,12 @@ class LoopOutput:
     def _start(self, swarm: Swarm, runtime: WorkerRuntime, config: Mapping[str, Any]) -> None:
         self._runtime, self._metrics, rank = runtime, swarm.metrics, runtime.rank
         self._board = StatusBoard(runtime.store)
-        self._before = self.request.last_status(rank)
         if runtime.came_back:
-            earlier = self._board.get(rank)
-            self._before = WorkerStatus(rank) if earlier is None else continued(WorkerStatus(rank), asdict(earlier))
-            self._before.steps = 0 if earlier is None else earlier.steps
             self.request.resumed = False
+        self._before = self._earlier_status() or WorkerStatus(rank)
+        """The counts of an earlier process of this worker; its steps come with the checkpoint if the run is resumed."""
+        if self.request.resumed:
+            self._before.steps = 0
         self.status = WorkerStatus(rank, steps=self._before.steps)
         self.status.loss_sum, self.status.loss_count = self._before.loss_sum, self._before.loss_count
         self._monitor = LoopMonitor(self.request, runtime, self._board, config, self.say)
@@ -91,6 +92,13 @@ class LoopOutput:
     def say(self, text: str) -> None:
         # Messages about the run folder name the command's option.
         self._runtime.state.events.add(EventKind.NOT_WRITTEN, text.removeprefix("--"))
+
+    def _earlier_status(self) -> WorkerStatus | None:
+        runtime, request = self._runtime, self.request
+        if not runtime.came_back and not request.resumed:
+            return None
+        # The store may be new: it dies with the worker that hosts it.
+        return self._board.get(runtime.rank) or request.last_status(runtime.rank)
 
     def _prepare(self) -> str:
         """Create the folder, on rank 0 load the tracker too; return what is wrong."""
@@ -207,8 +215,9 @@ class LoopOutput:
             error = last
         if error is not None and not isinstance(error, KeyboardInterrupt | SystemExit):
             self._left_because = one_line(error)
-        # The status thread does the rest: Ctrl-C cannot interrupt it.
-        self._reporter.stop()
+        with _ignoring_interrupts():
+            # The status thread does the rest.
+            self._reporter.stop()
 
     def _at_end(self) -> None:
         """Runs in the status thread when that ends."""
@@ -219,5 +228,18 @@ class LoopOutput:
             if not self._trained:
                 self._measure()
             self.status.state, self.status.interrupted, self.status.error = LEFT, True, self._left_because
-        self._reporter.publish_last()
+        self._reporter.publish_last(ended=False)
         self._monitor.leave(CLOSING_S)
+
+
+@contextlib.contextmanager
+def _ignoring_interrupts() -> Iterator[None]:
+    """Ignore Ctrl-C for the moment: torchrun repeats it to workers that are leaving because of it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)

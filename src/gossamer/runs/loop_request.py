@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from gossamer.errors import InputError
 from gossamer.recording import Recorder
@@ -33,9 +30,6 @@ TENSORBOARD = "tensorboard"
 
 PathArgument = str | os.PathLike[str]
 TrackerArgument = Tracker | PathArgument
-
-CUMULATIVE = ("seconds", "idle_s", "loss_sum", "loss_count", "exchanges", "bytes_sent", "lost", "refused")
-"""Counts of a worker that continue when a run is resumed, or when the worker comes back."""
 
 
 class LoopRequest:
@@ -113,25 +107,15 @@ class LoopRequest:
             return []
         return [read_point(line) for line in read_history(self.folder)]
 
-    def last_status(self, rank: int) -> WorkerStatus:
-        """Return the counts of this worker when the run that is resumed ended, as far as the folder says."""
-        status = WorkerStatus(rank)
-        if not self.resumed or self.folder is None:
-            return status
+    def last_status(self, rank: int) -> WorkerStatus | None:
+        """Return the last status that worker ``rank`` has written into the folder; None if there is none."""
+        if self.folder is None:
+            return None
         try:
             lines = (self.folder / WORKERS / f"{rank}.jsonl").read_text(encoding="utf-8").splitlines()
-            last = json.loads([line for line in lines if line.endswith("}")][-1])
-        except (OSError, ValueError, IndexError):
-            return status
-        return continued(status, last)
-
-
-def continued(status: WorkerStatus, earlier: Mapping[str, Any]) -> WorkerStatus:
-    """Continue the counts of an earlier process of the same worker."""
-    for name in (field.name for field in fields(WorkerStatus)):
-        if name in CUMULATIVE and isinstance(earlier.get(name), int | float):
-            setattr(status, name, earlier[name])
-    return status
+            return WorkerStatus(**json.loads([line for line in lines if line.endswith("}")][-1]))
+        except (OSError, ValueError, IndexError, TypeError):
+            return None
 
 
 def _has_run(folder: Path) -> bool:

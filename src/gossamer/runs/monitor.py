@@ -160,10 +160,9 @@ class RunMonitor:
         self.events += events
         return events
 
-    def take_over(self) -> None:
-        """Read the status of all workers as known already: an earlier monitor has reported it."""
-        for rank in range(self.facts.workers):
-            status = self.board.get(rank)
+    def take_over(self, known: Sequence[WorkerStatus | None]) -> None:
+        """Continue from a status of each worker that an earlier monitor has reported already."""
+        for rank, status in enumerate(known):
             if status is not None:
                 self.status[rank], self._num_events_read[rank] = status, len(status.events)
         self._loss_sum_and_count = self._losses()

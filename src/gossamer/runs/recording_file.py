@@ -43,14 +43,14 @@ class RecordingFile:
             self.recorder.left(self.rank, origin + self._died_at_s)
             self.recorder.joined(self.rank, now)
 
-    def write(self, ended: bool = False) -> None:
-        """Rewrite the file if that is due, and at the end."""
-        if not ended and not self._throttle.due:
+    def write(self, is_last: bool = False, ended: bool = False) -> None:
+        """Rewrite the file if that is due, and the last time; ``ended``: the worker has come to the end of the run."""
+        if not is_last and not self._throttle.due:
             return
         with self._throttle:
             document = {**self.recorder.document(time.monotonic()), "ended": ended}
             write_text(self.path, json.dumps(document) + "\n")
-        if ended and self._trace is not None:
+        if is_last and self._trace is not None:
             self._trace.close()
 
 

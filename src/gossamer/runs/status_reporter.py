@@ -5,7 +5,6 @@ Files that cannot be written are reported as events; training goes on.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import threading
 from collections.abc import Callable, Sequence
@@ -76,14 +75,13 @@ class StatusReporter:
     def stop(self) -> None:
         """End the thread: what it would publish now must not replace the last status."""
         self._ended.set()
-        while self._thread is not None and self._thread.is_alive():
-            # Ctrl-C may come more than once, and the thread leaves the files complete.
-            with contextlib.suppress(KeyboardInterrupt):
-                self._thread.join(0.1)
+        if self._thread is not None:
+            self._thread.join()
 
-    def publish_last(self) -> None:
+    def publish_last(self, ended: bool = True) -> None:
+        """Write and publish the last status; ``ended``: the worker has come to the end of the run."""
         self._write_line()
-        self._write_recording(ended=True)
+        self._write_recording(is_last=True, ended=ended)
         self._publish(LAST_S)
 
     def _publish(self, timeout_s: float = 0.0) -> None:
@@ -102,11 +100,11 @@ class StatusReporter:
         except OSError as error:
             self.say_once(f"{path} cannot be written to: {error.strerror}; training goes on")
 
-    def _write_recording(self, ended: bool = False) -> None:
+    def _write_recording(self, is_last: bool = False, ended: bool = False) -> None:
         if self.recording is None:
             return
         try:
-            self.recording.write(ended)
+            self.recording.write(is_last, ended)
         except (OSError, InputError) as error:
             self.recording = None
             self.say_once(f"{error}; training goes on")

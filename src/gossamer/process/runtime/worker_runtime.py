@@ -74,6 +74,8 @@ class WorkerRuntime:
         self.num_batches_taken = 0
         """Mini-batches that all workers together have taken, as far as this one knows (``shared_batches``)."""
         self._joined = False
+        self._began = ""
+        """When the run began, in seconds since the epoch; empty until that is agreed on."""
         self.came_back = False
         """The run had begun when this worker joined: it, or an earlier process of it, was away."""
 
@@ -136,8 +138,9 @@ class WorkerRuntime:
         """
         began = time.time() - self.recorder.resumed_after_s
         agreed = self.store.compare_set("began", repr(began))
+        self._began = agreed.decode() if agreed else repr(began)
         self.driver.last_step_at = time.monotonic()
-        self.recorder.origin = self.driver.last_step_at - (time.time() - (float(agreed) if agreed else began))
+        self.recorder.origin = self.driver.last_step_at - (time.time() - float(self._began))
 
     def _come_back(self) -> None:
         """Take over the state of the others: the run has begun without this worker, or before it was restarted."""
@@ -179,6 +182,8 @@ class WorkerRuntime:
         self.heartbeats.beat()
         if self._joined:
             self.groups.republish()
+            if self._began:
+                self.store.compare_set("began", self._began)
             if self.num_batches_taken:
                 self.store.compare_set("batches", str(self.num_batches_taken))
             self.store.set("started", "1")
