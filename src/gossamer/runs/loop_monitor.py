@@ -62,6 +62,11 @@ class LoopMonitor:
             self._tracker_opened = True
             self._tracker = self.request.open_tracker()
 
+    def begin(self) -> None:
+        """Take the role at the start of a run: rank 0 has it then."""
+        if self.runtime.rank == 0 and not self.runtime.came_back:
+            self.role.check(take_over_s=0.0)
+
     def poll(self) -> None:
         """Take the role over, or give it up, if that is due. Runs in the status thread."""
         if self.role.poll():

@@ -86,6 +86,7 @@ class LoopOutput:
         self._reporter = StatusReporter(self._board, self.request.folder, self._open_recording(), self.status, self.say)
         self._began = time.monotonic()
         self._running = True
+        self._monitor.begin()
         self._update()
         self._reporter.start(self._update, threading.Event(), runtime.state.events, self._at_end)
 

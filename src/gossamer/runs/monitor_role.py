@@ -16,8 +16,8 @@ from gossamer.process.store.heartbeats import Heartbeats
 KEY = "output/monitor"
 CHECK_S = 1.0
 
-TAKE_OVER_S = 5.0
-"""How long a monitor is dead before another worker takes over."""
+TAKE_OVER_S = 3.0
+"""How long a monitor is away before another worker takes over."""
 
 
 class MonitorRole:
@@ -27,11 +27,12 @@ class MonitorRole:
         """``has_left(rank)``: whether that worker has published that it makes no more steps."""
         self.rank, self.store, self.heartbeats, self._has_left = rank, store, heartbeats, has_left
         self._id = f"{rank}/{uuid.uuid4().hex[:8]}"
-        self._dead_since: float | None = None
+        self._vacant_since: float | None = None
         self._checked_at = 0.0
         self.held = False
         """Whether this worker is the monitor."""
-        store.on_move.append(self._republish)
+        # First: a worker that comes back finds this entry when it finds that the run has begun.
+        store.on_move.insert(0, self._republish)
 
     def _republish(self) -> None:
         if self.held:
@@ -45,16 +46,11 @@ class MonitorRole:
         return self.held
 
     def check(self, take_over_s: float) -> bool:
-        """Check whether this worker is the monitor; take over from one that has been dead for ``take_over_s``."""
+        """Check whether this worker is the monitor; take over from one that has been away for ``take_over_s``."""
         value = self.store.get(KEY)
         owner = value.decode() if value is not None else ""
-        if owner == self._id:
-            self.held = True
-        elif not owner:
-            self.held = self._is_lowest() and self._claim("")
-        else:
-            # Only one may write: who has lost the entry, in a move to another store, steps down.
-            self.held = self._is_vacant(int(owner.partition("/")[0]), take_over_s) and self._claim(owner)
+        # Only one may write: who has lost the entry, in a move to another store, steps down.
+        self.held = owner == self._id or (self._is_vacant(owner, take_over_s) and self._claim(owner))
         return self.held
 
     def release(self) -> None:
@@ -65,16 +61,18 @@ class MonitorRole:
     def _claim(self, expected: str) -> bool:
         return self.store.compare_set(KEY, self._id, expected) == self._id.encode()
 
-    def _is_vacant(self, owner: int, take_over_s: float) -> bool:
-        if owner == self.rank:
+    def _is_vacant(self, owner: str, take_over_s: float) -> bool:
+        owner_rank = int(owner.partition("/")[0]) if owner else None
+        if owner_rank == self.rank:
             # An earlier process of this worker, which is dead: this one is here.
             return True
-        if owner not in self.heartbeats.lost:
-            self._dead_since = None
+        # A store that is new has no entry before the monitor has published its own again.
+        if owner_rank is not None and owner_rank not in self.heartbeats.lost:
+            self._vacant_since = None
             return False
-        if self._dead_since is None:
-            self._dead_since = time.monotonic()
-        return time.monotonic() - self._dead_since >= take_over_s and self._is_lowest()
+        if self._vacant_since is None:
+            self._vacant_since = time.monotonic()
+        return time.monotonic() - self._vacant_since >= take_over_s and self._is_lowest()
 
     def _is_lowest(self) -> bool:
         return all(rank in self.heartbeats.lost or self._has_left(rank) for rank in range(self.rank))
