@@ -131,6 +131,11 @@ class RunFolder:
         with self._throttle:
             write_text(self.path / RECORDING, json.dumps(self.recorder.document(now)) + "\n")
 
+    def leave(self) -> None:
+        """Stop writing before the end of the run, which goes on without this writer."""
+        if self._metrics is not None:
+            self._metrics.close()
+
     def close(self, document: Mapping[str, Any], weights: Mapping[str, Tensor] | None = None) -> None:
         """Write the summary, the complete history and the averaged model at the end of the run, if it has begun.
 
@@ -168,10 +173,14 @@ def read_history(path: Path) -> list[dict[str, Any]]:
 
 
 def save_model(folder: Path, weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    from safetensors import SafetensorError
     from safetensors.torch import save_file
 
     with _writing(folder):
-        _replace(folder / MODEL, lambda part: save_file(dict(weights), part, metadata=dict(metadata)))
+        try:
+            _replace(folder / MODEL, lambda part: save_file(dict(weights), part, metadata=dict(metadata)))
+        except SafetensorError as error:
+            raise OSError(error) from None
 
 
 def make_folders(paths: Sequence[Path]) -> None:

@@ -23,6 +23,9 @@ from gossamer.runs.monitor_thread import MonitorThread
 from gossamer.runs.point_writer import PointWriter
 from gossamer.runs.status import DONE, LEFT, STARTING, TRAINING, StatusBoard, WorkerStatus
 
+READ_ALL = "output/read"
+"""The entry of a monitor that has read the last status of all workers."""
+
 LAST_STATUS_S = 10.0
 """How long the monitor waits for the others' last status, which comes right after the final average."""
 
@@ -71,9 +74,16 @@ class LoopMonitor:
         """Take the role over, or give it up, if that is due. Runs in the status thread."""
         if self.role.poll():
             self._begin()
-        elif self._thread is not None:
+        else:
+            self._step_down()
+
+    def _step_down(self) -> None:
+        """Stop monitoring, if this worker does: another one goes on."""
+        if self._thread is not None:
             self._thread.stop()
             self._thread = None
+        if self._writer is not None and self._writer.run_folder is not None:
+            self._writer.run_folder.leave()
 
     # Monitoring
 
@@ -157,10 +167,17 @@ class LoopMonitor:
 
     def finish(self) -> None:
         """Complete the run folder, if this worker monitors the run, or nobody alive does."""
+        store = self.runtime.store
         if self._takes_part():
             assert self._thread is not None
             self._thread.finish(LAST_STATUS_S)
+            store.set(READ_ALL, "1")
             self._complete(self.runtime.flat_model.model)
+        elif store.hosted_here:
+            # The monitor has to read the last status of all workers there.
+            until = time.monotonic() + LAST_STATUS_S
+            while time.monotonic() < until and not self.role.is_vacant() and store.get(READ_ALL) is None:
+                time.sleep(0.02)
 
     def leave(self, timeout_s: float) -> None:
         """Leave before the end. If all others leave within ``timeout_s``, the run is over; else another monitors it."""
@@ -171,13 +188,12 @@ class LoopMonitor:
             self._thread.finish(0.0)
             self._complete(None)
         else:
-            self._thread.stop()
+            self._step_down()
             self.role.release()
 
     def _takes_part(self) -> bool:
         if not self.role.check(take_over_s=0.0):
-            if self._thread is not None:
-                self._thread.stop()
+            self._step_down()
             return False
         self._begin()
         return self._thread is not None
@@ -185,31 +201,39 @@ class LoopMonitor:
     def _complete(self, model: nn.Module | None) -> None:
         """Write the final average, the summary and the joined trace."""
         assert self._monitor is not None
-        assert self._writer is not None
         done = any(status.state == DONE for status in self._monitor.status)
         errors = [f"worker {status.rank}: {status.error}" for status in self._monitor.status if status.error]
         self._result = self._monitor.result("" if done or not errors else errors[0])
         self._result.interrupted = not done and not errors
-        folder = self.request.folder
-        try:
-            if folder is not None and model is not None:
-                about = {name: str(self.config[name]) for name in ("method", "topology", "workers", "seed")}
-                save_model(folder, _weights(model), {**about, "steps": str(self._result.final.steps)})
+        for part in (lambda: self._save(model), self._end, self._join_traces):
+            try:
+                part()
+            except InputError as error:
+                self._say(str(error))
+
+    def _save(self, model: nn.Module | None) -> None:
+        if self.request.folder is not None and model is not None and self._result is not None:
+            about = {name: str(self.config[name]) for name in ("method", "topology", "workers", "seed")}
+            save_model(self.request.folder, _weights(model), {**about, "steps": str(self._result.final.steps)})
+
+    def _end(self) -> None:
+        if self._writer is not None and self._result is not None:
             self._writer.end(self._result)
-            traces = [] if folder is None else sorted((folder / WORKERS).glob(f"*.{TRACE}"))
-            if self.request.trace_path is not None and traces:
-                join(traces, self.request.trace_path)
-        except InputError as error:
-            self._say(str(error))
+
+    def _join_traces(self) -> None:
+        folder, path = self.request.folder, self.request.trace_path
+        traces = [] if folder is None else sorted((folder / WORKERS).glob(f"*.{TRACE}"))
+        if path is not None and traces:
+            join(traces, path)
 
     def amend(self, status: WorkerStatus) -> None:
         """Add figures of the final average, which the loop logged after the end, to the summary."""
-        if self._result is None or self._writer is None:
+        if self._result is None:
             return
         final = replace(self._result.final, loss=status.loss, accuracy=status.accuracy)
         self._result.final = self._result.history[-1] = final
         try:
-            self._writer.end(self._result)
+            self._end()
         except InputError as error:
             self._say(str(error))
 

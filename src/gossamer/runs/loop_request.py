@@ -38,11 +38,11 @@ class LoopRequest:
     def __init__(
         self, out: PathArgument | None, tracker: TrackerArgument | None, trace: bool | PathArgument, resume: bool
     ) -> None:
-        if (out is not None and not isinstance(out, PathArgument)) or out == "":
+        if (out is not None and not isinstance(out, str | os.PathLike)) or out == "":
             raise InputError(f"out is {out!r}: expected the name of a folder, which will be created")
-        if not isinstance(trace, bool | PathArgument) or trace == "":
+        if not isinstance(trace, bool | str | os.PathLike) or trace == "":
             raise InputError(f"trace is {trace!r}: expected True, or the name of a file")
-        if tracker is not None and not callable(tracker) and not isinstance(tracker, PathArgument):
+        if tracker is not None and not callable(tracker) and not isinstance(tracker, str | os.PathLike):
             raise InputError(
                 f"tracker is {tracker!r}: expected a function track(step, scalars), a Python file that defines it, or "
                 f"{TENSORBOARD!r}"
@@ -94,7 +94,7 @@ class LoopRequest:
 
     def open_tracker(self) -> Tracker | None:
         """Return the tracker; this runs the user's file. Only the worker that monitors the run calls it."""
-        if self.tracker is None or not isinstance(self.tracker, PathArgument):
+        if self.tracker is None or not isinstance(self.tracker, str | os.PathLike):
             return self.tracker
         if self.tracker == TENSORBOARD:
             assert self.folder is not None

@@ -145,6 +145,9 @@ class RunMonitor:
             status = self.board.get(rank)
             if status is None or status == last:
                 continue
+            if status.pid == last.pid and status.seconds < last.seconds:
+                # A store that was used earlier and is used again still has it.
+                continue
             self.status[rank], self._last_change[rank] = status, time.monotonic()
             newest = status.loss_since(last)
             if newest is not None:

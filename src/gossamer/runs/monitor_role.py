@@ -48,10 +48,20 @@ class MonitorRole:
     def check(self, take_over_s: float) -> bool:
         """Check whether this worker is the monitor; take over from one that has been away for ``take_over_s``."""
         value = self.store.get(KEY)
+        if value is None and self.held:
+            # The store is new, or cannot be reached: then nobody else can take over either.
+            value = self.store.compare_set(KEY, self._id)
+            if value is None:
+                return True
         owner = value.decode() if value is not None else ""
         # Only one may write: who has lost the entry, in a move to another store, steps down.
-        self.held = owner == self._id or (self._is_vacant(owner, take_over_s) and self._claim(owner))
+        self.held = owner == self._id or (self._may_take_over(owner, take_over_s) and self._claim(owner))
         return self.held
+
+    def is_vacant(self) -> bool:
+        """Return whether the monitor is dead, or there is none."""
+        owner = self.store.get(KEY)
+        return not owner or int(owner.decode().partition("/")[0]) in self.heartbeats.lost
 
     def release(self) -> None:
         """Let another worker take over at once."""
@@ -61,7 +71,7 @@ class MonitorRole:
     def _claim(self, expected: str) -> bool:
         return self.store.compare_set(KEY, self._id, expected) == self._id.encode()
 
-    def _is_vacant(self, owner: str, take_over_s: float) -> bool:
+    def _may_take_over(self, owner: str, take_over_s: float) -> bool:
         owner_rank = int(owner.partition("/")[0]) if owner else None
         if owner_rank == self.rank:
             # An earlier process of this worker, which is dead: this one is here.

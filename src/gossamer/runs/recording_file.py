@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import time
 from pathlib import Path
@@ -50,8 +51,15 @@ class RecordingFile:
         with self._throttle:
             document = {**self.recorder.document(time.monotonic()), "ended": ended}
             write_text(self.path, json.dumps(document) + "\n")
-        if is_last and self._trace is not None:
-            self._trace.close()
+        if is_last:
+            self.close()
+
+    def close(self) -> None:
+        """Stop writing the trace; the recorder goes on without it."""
+        self.recorder.sink = None
+        if self._trace is not None:
+            with contextlib.suppress(OSError):
+                self._trace.close()
 
 
 def recorded_until(folder: Path) -> float:

@@ -106,6 +106,7 @@ class StatusReporter:
         try:
             self.recording.write(is_last, ended)
         except (OSError, InputError) as error:
+            self.recording.close()
             self.recording = None
             self.say_once(f"{error}; training goes on")
 

@@ -123,6 +123,8 @@ class WorkerRuntime:
             self._republish()
             self.state.needs_state = False
         except TrainingEnded:
+            # Exchanges are recorded from here on.
+            self._agree_on_start()
             self._come_back()
             self._joined = True
         train.cancelled = lambda: False
