@@ -4,8 +4,8 @@
     python examples/train.py                                             # one worker, the same code
 
 Each worker sees its own share of the data (``DistributedSampler``). Everything else is an ordinary loop: AdamW, a
-cosine schedule, gradient clipping, bfloat16 autocast, a checkpoint per epoch, evaluation. Five calls belong
-to Gossamer: ``join``, ``averaged``, ``state_dict``, ``load_state_dict`` and ``finish``.
+cosine schedule, gradient clipping, bfloat16 autocast, a checkpoint per epoch, evaluation. Six calls belong
+to Gossamer: ``join``, ``log``, ``averaged``, ``state_dict``, ``load_state_dict`` and ``finish``.
 """
 
 import argparse
@@ -57,7 +57,9 @@ def main():
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--out", type=Path, help="folder for checkpoints and the final model")
+    parser.add_argument(
+        "--out", type=Path, help="run folder, for `gossamer report`; checkpoints and the final model too"
+    )
     parser.add_argument("--resume", action="store_true", help="continue from the checkpoints in --out")
     args = parser.parse_args()
 
@@ -78,7 +80,8 @@ def main():
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=args.epochs * len(loader))
 
-    swarm = gossamer.join(model, optimizer, method=args.method, topology=args.topology)
+    where = {"out": args.out, "resume": args.resume}  # the run folder, for `gossamer report`
+    swarm = gossamer.join(model, optimizer, method=args.method, topology=args.topology, **where)
     first_epoch = 0
     checkpoint = args.out / f"checkpoint-{rank}.pt" if args.out else None
     if args.resume and checkpoint is not None and checkpoint.exists():
@@ -99,9 +102,11 @@ def main():
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
+            swarm.log(loss=loss)
         # All workers enter this block and evaluate the mean of their models; training goes on from their own.
         with swarm.averaged():
             accuracy = evaluate(model, test_set, device)
+            swarm.log(accuracy=accuracy)
         if rank == 0:
             print(f"epoch {epoch}: loss {loss.item():.3f}, accuracy of the averaged model {accuracy:.3f}", flush=True)
         if checkpoint is not None:

@@ -17,6 +17,9 @@ Real workers write these instead of DIR/recording.json:
     DIR/workers/N.log              the output of worker N, including tracebacks
     DIR/checkpoints/               the checkpoints, from which --resume continues
 
+A loop of one's own (``gossamer.join`` with ``out``) writes the same, without N.log and checkpoints; its config.toml is
+not for --config.
+
 A file is written under another name and then renamed, so readers never see half of it. Only metrics and status grow
 line by line.
 """

@@ -107,6 +107,8 @@ def test_the_page_is_live_and_shows_a_worker_that_was_killed_and_came_back(tmp_p
     assert dead[0] == 0
     assert dead[1] > 0
     assert (folder / "workers" / "1.1.recording.json").exists()
+    # All on one clock: nothing was recorded before a worker knew when the run began.
+    assert run["workers"]["until"] < run["summary"]["time"] + 30
 
 
 def test_another_worker_monitors_if_the_first_dies_and_history_goes_on(tmp_path):
