@@ -58,7 +58,9 @@ def main():
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch", type=int, default=32)
     parser.add_argument("--lr", type=float, default=3e-3)
-    parser.add_argument("--out", type=Path, help="folder for checkpoints and the final model")
+    parser.add_argument(
+        "--out", type=Path, help="run folder, for `gossamer report`; checkpoints and the final model too"
+    )
     parser.add_argument("--resume", action="store_true", help="continue from the checkpoints in --out")
     args = parser.parse_args()
 
@@ -77,7 +79,8 @@ def main():
     model = make_model().to(device)
     optimizer = torch.optim.AdamW(model.parameters(), lr=args.lr, weight_decay=0.01)
 
-    swarm = gossamer.join(model, optimizer, method=args.method, topology=args.topology)
+    where = {"out": args.out, "resume": args.resume}  # the run folder, for `gossamer report`
+    swarm = gossamer.join(model, optimizer, method=args.method, topology=args.topology, **where)
     loader = swarm.shard(loader)  # this worker's share, another one in every epoch
     schedule = swarm.schedule("cosine", warmup=0.05)
     checkpoint = args.out / f"checkpoint-{rank}.pt" if args.out else None
@@ -97,9 +100,11 @@ def main():
             optimizer.step()
             optimizer.zero_grad()
             schedule.step()
+            swarm.log(loss=loss)
         # All workers enter this block and evaluate the mean of their models; training goes on from their own.
         with swarm.averaged():
             accuracy = evaluate(model, test_set, device)
+            swarm.log(accuracy=accuracy)
         if rank == 0:
             print(f"epoch {epoch}: loss {loss.item():.3f}, accuracy of the averaged model {accuracy:.3f}", flush=True)
         if checkpoint is not None:

@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from gossamer.report.runs import read_run
+
 EXAMPLE = Path(__file__).parents[1] / "examples" / "train.py"
 
 
@@ -31,7 +33,8 @@ def test_two_workers_train_resume_and_hold_one_model(tmp_path):
     first, second = accuracies(output)
     assert first == second
     assert float(first) > 0.9
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-0.pt", "checkpoint-1.pt", "model.pt"]
+    names = {path.name for path in tmp_path.iterdir()}
+    assert {"checkpoint-0.pt", "checkpoint-1.pt", "model.pt", "run.json", "summary.json", "model.safetensors"} <= names
 
     output = run("--epochs", 3, "--out", tmp_path, "--resume", workers=2)
     assert "epoch 2:" in output
@@ -39,6 +42,10 @@ def test_two_workers_train_resume_and_hold_one_model(tmp_path):
     first, second = accuracies(output)
     assert first == second
     assert float(first) > 0.9
+    run_folder = read_run(tmp_path)
+    assert run_folder.notes == []
+    assert [point["total_steps"] for point in run_folder.points][-1] == run_folder.final["total_steps"] == 3 * 2 * 22
+    assert run_folder.final["accuracy"] > 0.9
     model = torch.load(tmp_path / "model.pt", weights_only=True)
     assert all(torch.isfinite(tensor).all() for tensor in model.values())
 

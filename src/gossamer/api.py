@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from gossamer.process.runtime.swarm import Swarm
+    from gossamer.runs.loop_request import PathArgument, TrackerArgument
     from gossamer.virtual.compute.optimizers import MakeOptimizer
     from gossamer.virtual.simulation import PointCallback, SimulationResult
     from gossamer.wire import Codec
@@ -103,6 +104,10 @@ def join(
     transport: str = "gloo",
     loss: Callable[[], Tensor] | None = None,
     timeout: float = 300.0,
+    out: PathArgument | None = None,
+    tracker: TrackerArgument | None = None,
+    trace: bool | PathArgument = False,
+    resume: bool = False,
     **settings: Any,
 ) -> Swarm:
     """Train ``model`` together with the other workers of this job, which torchrun starts like any PyTorch job.
@@ -139,13 +144,21 @@ def join(
         loss: Only for ``auto``, to time a step: a function that returns the loss of one mini-batch, such as
             ``lambda: loss_fn(model(x), y)``. The model and the optimizer are restored afterwards.
         timeout: How many seconds to wait for the other workers.
+        out: A folder for the run, which ``gossamer report`` and ``gossamer watch`` show, during the training too. It
+            must be new. All workers give one; on a shared disk, the same.
+        tracker: A function ``track(step, scalars)``, the path of a Python file that defines it, or ``tensorboard``,
+            which writes into the run folder. One worker calls it, with the figures of all.
+        trace: True, or the name of a file: trace every single event. It needs ``out``.
+        resume: Continue the run that ``out`` contains, if it contains one, from checkpoints of your own
+            (``Swarm.load_state_dict``).
         **settings: Options of the method by name, such as ``rate=2``.
 
     Returns:
         The handle of this worker, to evaluate, checkpoint and finish with.
 
     Raises:
-        InputError: If an argument cannot be used, if workers differ, or if some do not come within ``timeout``.
+        InputError: If an argument or the run folder cannot be used, if workers differ, or if some do not come within
+            ``timeout``.
     """
     from gossamer.process.events import EventKind
     from gossamer.process.runtime.handshake import refuse_start
@@ -154,10 +167,14 @@ def join(
     from gossamer.process.runtime.worker_runtime import WorkerRuntime
     from gossamer.process.store.rank_info import find_rank, find_rank_info
 
-    chosen = ""
+    chosen, output = "", None
     try:
         _check_arguments(method, topology, transport, timeout, loss, settings)
         model, optimizer = check(model, optimizer)
+        if out is not None or tracker is not None or trace or resume:
+            from gossamer.runs.loop_output import LoopOutput
+
+            output = LoopOutput(out, tracker, trace, resume)
         if method != AUTO:
             ready = _ready(method, topology, settings, wire, find_rank()[1], seed, optimizer)
     except InputError as error:
@@ -170,13 +187,21 @@ def join(
 
         assert loss is not None
         candidate, verdict = choose_for_loop(find_rank_info(), model, optimizer, loss, timeout)
-        chosen, options = f"auto: {verdict}", dict(candidate.options)
-        ready = _ready(candidate.method, candidate.topology, options, wire, find_rank()[1], seed, optimizer)
+        chosen, settings = f"auto: {verdict}", dict(candidate.options)
+        method, topology = candidate.method, candidate.topology
+        ready = _ready(method, topology, settings, wire, find_rank()[1], seed, optimizer)
     instance, graph, codec = ready
+    rank_info = find_rank_info()
+    recorder = None if output is None else output.recorder(rank_info.rank)
     runtime = WorkerRuntime(
-        model, optimizer, instance, graph, find_rank_info(), seed, transport, codec=codec, timeout_s=timeout
+        model, optimizer, instance, graph, rank_info, seed, transport, recorder, codec, timeout_s=timeout
     )
-    swarm = Swarm(runtime)
+    swarm = Swarm(runtime, output)
+    if output is not None:
+        from gossamer.runs.loop_config import loop_config
+
+        shown_topology = topology if isinstance(topology, str) and topology else graph.name
+        output.start(swarm, runtime, loop_config(runtime, method, settings, shown_topology, seed, codec, transport))
     if chosen:
         swarm.events.add(EventKind.CHOSEN, chosen)
     return swarm

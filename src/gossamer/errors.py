@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import difflib
+import os
+import traceback
 from collections.abc import Iterable
 
 
@@ -24,3 +26,13 @@ def unknown(kind: str, given: str, known: Iterable[str]) -> InputError:
     close = difflib.get_close_matches(given, names, n=1)
     hint = f" Did you mean {close[0]!r}?" if close else ""
     return InputError(f"unknown {kind} {given!r}: expected one of {', '.join(names)}.{hint}")
+
+
+def one_line(error: BaseException) -> str:
+    """Describe an exception and its origin in one line."""
+    message = " ".join(str(error).split())
+    if isinstance(error, InputError):
+        return message
+    frames = traceback.extract_tb(error.__traceback__)
+    origin = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
+    return f"{type(error).__name__}: {message}{origin}"

@@ -7,7 +7,7 @@ expected gradients per worker on the ideal clock. Times of real workers are seco
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -80,6 +80,8 @@ class WorkerPoint:
     """Share of its time that this worker did not spend waiting, 0 to 1."""
     accuracy: float | None
     """Accuracy of its own model on the test set; None between two evaluations."""
+    logged: dict[str, float | None] = field(default_factory=dict)
+    """The newest values that a loop of one's own has logged under other names (``Swarm.log``)."""
 
 
 def to_json_data(value: Any) -> Any:

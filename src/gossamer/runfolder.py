@@ -17,6 +17,9 @@ Real workers write these instead of DIR/recording.json:
     DIR/workers/N.log              the output of worker N, including tracebacks
     DIR/checkpoints/               the checkpoints, from which --resume continues
 
+A loop of one's own (``gossamer.join`` with ``out``) writes the same, without N.log and checkpoints; its config.toml is
+not for --config.
+
 A file is written under another name and then renamed, so readers never see half of it. Only metrics and status grow
 line by line.
 """
@@ -130,6 +133,11 @@ class RunFolder:
             return
         with self._throttle:
             write_text(self.path / RECORDING, json.dumps(self.recorder.document(now)) + "\n")
+
+    def leave(self) -> None:
+        """Stop writing before the end of the run, which goes on without this writer."""
+        if self._metrics is not None:
+            self._metrics.close()
 
     def close(self, document: Mapping[str, Any], weights: Mapping[str, Tensor] | None = None) -> None:
         """Write the summary, the complete history and the averaged model at the end of the run, if it has begun.

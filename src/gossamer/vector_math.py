@@ -16,6 +16,9 @@ if TYPE_CHECKING:
 CHUNK = 1 << 17
 """Elements of a chunk."""
 
+ROUNDING = 1e-6
+"""How far the mean of equal vectors may be from them, relative to their norm."""
+
 Sum = tuple[Any, float, Sequence[tuple[float, Any]]]
 """``(vector, keep, terms)``: ``vector = keep · vector + Σ factor · term``, with ``(factor, term)`` in ``terms``."""
 
@@ -72,6 +75,14 @@ def distance(one: Tensor, other: Tensor) -> float:
     import torch
 
     return sum(float(torch.linalg.vector_norm(a - b)) ** 2 for a, b in chunks(one, other)) ** 0.5
+
+
+def rounded_distance(one: Tensor, other: Tensor) -> float:
+    """Return the distance of two vectors; 0 if they are equal up to the rounding of a mean."""
+    import torch
+
+    d = distance(one, other)
+    return d if d > ROUNDING * float(torch.linalg.vector_norm(other)) else 0.0
 
 
 def _is_row(vector: Any) -> bool:

@@ -9,7 +9,7 @@ from rich.console import Console
 from gossamer.cli import live
 from gossamer.cli.live import BARS, SPARKLINE_LENGTH, LiveView, Sparkline, line, most_notable
 from gossamer.report.view import View, WorkerRow, state_of
-from gossamer.train.status import WorkerStatus
+from gossamer.runs.status import WorkerStatus
 
 
 def view_of(count, share=0.5, states=None, **changes):

@@ -15,7 +15,7 @@ from gossamer.process.pairwise.delivery import DeliveryWatch
 from gossamer.process.runtime import peer_watch
 from gossamer.process.runtime.peer_watch import PeerWatch, death_text, return_text
 from gossamer.process.store.heartbeats import Progress
-from gossamer.train.event_lines import EventLines
+from gossamer.runs.event_lines import EventLines
 
 LONG = 100_000
 METHODS = [("a2cid2", {}), ("allreduce", {}), ("localsgd", {"period": LONG})]

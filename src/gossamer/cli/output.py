@@ -19,7 +19,7 @@ from gossamer.report.summary import COLUMNS, cells, speedup, time_meaning
 from gossamer.results import to_json_data
 
 if TYPE_CHECKING:
-    from gossamer.train.monitor import TrainingResult
+    from gossamer.runs.monitor import TrainingResult
     from gossamer.virtual.simulation import SimulationResult
 
 WIDTH_WITHOUT_TERMINAL = 160

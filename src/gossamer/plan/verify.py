@@ -13,9 +13,9 @@ from gossamer.methods import find
 from gossamer.plan.predict import Candidate, Prediction
 from gossamer.plan.recommend import Plan
 from gossamer.process.store.rank_info import RankInfo
+from gossamer.runs.monitor import TrainingResult
 from gossamer.train.job_spec import JobSpec, real_settings
 from gossamer.train.launcher import LocalStore, counting_stop_signals
-from gossamer.train.monitor import TrainingResult
 from gossamer.train.supervisor import train_as_worker, train_locally
 
 RUN_S = 10.0

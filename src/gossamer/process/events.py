@@ -47,6 +47,8 @@ class EventKind(StrEnum):
     """The data of an epoch is dealt among other workers than that of the epoch before."""
     NOT_DEALT = "not-dealt"
     """Data was taken as it comes: it is dealt among the workers only if the user has done so."""
+    NOT_WRITTEN = "not-written"
+    """The run folder or the tracker failed: something is missing there. Training goes on."""
     CHOSEN = "chosen"
     """``method="auto"`` has chosen a method."""
 

@@ -75,7 +75,8 @@ def report_document(runs: Sequence[StoredRun]) -> dict[str, Any]:
         {
             "format": FORMAT,
             "headline": headline(names, runs, targets),
-            "axes": list(AXES),
+            # A loop of one's own does not say how many samples it has seen.
+            "axes": [axis for axis in AXES if axis != "samples" or any(run.final.get("samples") for run in runs)],
             "columns": {name: meaning.format(time=clock, first=names[0]) for name, meaning in COLUMNS.items()},
             "targets": None if targets is None else targets.document(),
             "runs": shown,

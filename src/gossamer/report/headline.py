@@ -160,7 +160,7 @@ def _about_one(name: str, run: StoredRun) -> str:
     outcome = next((metric.text(value) for metric, value in values if value is not None), "nothing measured")
     if not run.finished or final.get("interrupted"):
         status = "was stopped by hand" if run.finished else "is"
-        return f"{name} {status} at step {final['steps']} of {run.config.get('steps', '?')} {after}, with {outcome}."
+        return f"{name} {status} at {run.progress(final['steps'])} {after}, with {outcome}."
     price = f"sent {size(final.get('bytes_sent'))}"
     if final.get("consensus"):
         price += f" and ended {figure(final['consensus'])} apart (consensus distance)"

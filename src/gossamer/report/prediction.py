@@ -43,7 +43,8 @@ def predict_consensus(
     method = _method(config, topology)
     disagreement = method.disagreement() if method is not None else None
     measured = [point for point in points if point.get("consensus") is not None]
-    if disagreement is None or topology is None or len(measured) < 3:
+    # The learning-rate schedule of a loop of one's own is unknown.
+    if disagreement is None or topology is None or len(measured) < 3 or "schedule" not in config:
         return None
     steps = np.array([point["total_steps"] / topology.workers for point in measured])
     squares = np.array([point["consensus"] for point in measured]) ** 2

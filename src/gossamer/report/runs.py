@@ -13,7 +13,7 @@ from gossamer.errors import InputError
 from gossamer.report.recordings import read_recording
 from gossamer.runfolder import CONFIG, FORMAT, METRICS, RUN, SUMMARY
 
-EXPECTED = "expected a folder that gossamer simulate or train has written with --out"
+EXPECTED = "expected a folder that gossamer simulate or train has written with --out, or gossamer.join with out="
 
 
 @dataclass(frozen=True)
@@ -48,6 +48,10 @@ class StoredRun:
     def time_unit(self) -> str:
         """``s``, or ``gradients`` (per worker) on the ideal clock."""
         return str(self.about.get("time_unit", "s"))
+
+    def progress(self, step: Any) -> str:
+        """``step 20 of 200``; the end of a loop of one's own is unknown."""
+        return f"step {step} of {self.config['steps']}" if "steps" in self.config else f"step {step}"
 
     @property
     def problem(self) -> str:
@@ -89,12 +93,11 @@ def read_run(path: Path) -> StoredRun:
         num_lines = len(points) + num_broken
         notes.append(f"{num_broken} of {num_lines} lines of {METRICS} could not be read and are left out")
     run = StoredRun(path, about, config, points, _read_json(path / SUMMARY), read_recording(path, notes), notes)
-    goal = config.get("steps", "?")
     if not run.finished:
-        progress = f"step {points[-1]['steps']} of {goal}" if points else "its start"
+        progress = run.progress(points[-1]["steps"]) if points else "its start"
         notes.append(f"not finished: it is still running, or was killed; shown up to {progress}")
     elif run.final.get("interrupted"):
-        notes.append(f"stopped by hand at step {run.final.get('steps')} of {goal}")
+        notes.append(f"stopped by hand at {run.progress(run.final.get('steps'))}")
     if run.problem:
         notes.append(run.problem)
     return run

@@ -36,9 +36,9 @@ def scalars(point: Point, workers: Sequence[WorkerPoint]) -> dict[str, float]:
             by_name |= {f"{name}/{part}": number for part, number in value.items() if _is_number(number)}
         elif _is_number(value):
             by_name[name] = value
-    rows = [asdict(worker) for worker in workers]
-    for name in rows[0] if rows else ():
-        values = {row["rank"]: float(row[name]) for row in rows if name != "rank" and _is_number(row[name])}
+    rows = [{**worker.logged, **asdict(worker)} for worker in workers]
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = {row["rank"]: float(row[name]) for row in rows if name != "rank" and _is_number(row.get(name))}
         if values:
             group = f"worker_{name}" if name in by_name else name
             by_name[f"{group}/mean"] = math.fsum(values.values()) / len(values)

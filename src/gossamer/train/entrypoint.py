@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import os
-import traceback
 from collections.abc import Callable
 
-from gossamer.errors import InputError
+from gossamer.errors import one_line
 from gossamer.process.store.rank_info import RankInfo
+from gossamer.runs.status import FAILED, StatusBoard, WorkerStatus
 from gossamer.train.job_spec import JobSpec
 from gossamer.train.launcher import handling_stop_signals, orphaned
-from gossamer.train.status import FAILED, StatusBoard, WorkerStatus
 from gossamer.train.stop_coordinator import StopCoordinator
 from gossamer.train.training import Training
 
@@ -42,13 +40,3 @@ def run_worker(job_spec: JobSpec, rank_info: RankInfo, should_stop: Callable[[],
         raise
     finally:
         board.close()
-
-
-def one_line(error: Exception) -> str:
-    """Describe an exception and its origin in one line."""
-    message = " ".join(str(error).split())
-    if isinstance(error, InputError):
-        return message
-    frames = traceback.extract_tb(error.__traceback__)
-    origin = f" ({os.path.basename(frames[-1].filename)}, line {frames[-1].lineno})" if frames else ""
-    return f"{type(error).__name__}: {message}{origin}"

@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from gossamer.train.status import StatusBoard
+from gossamer.runs.status import StatusBoard
 
 AGREE_TIMEOUT_S = 10.0
 """How long a worker that is asked to stop waits for the others' last steps."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
@@ -16,11 +15,13 @@ from gossamer.process.store.rank_info import RankInfo
 from gossamer.report.view import View
 from gossamer.results import Point
 from gossamer.runfolder import WORKERS
+from gossamer.runs.monitor import POLL_S, OnPoint, RunFacts, RunMonitor, TrainingResult
+from gossamer.runs.monitor_thread import MonitorThread
+from gossamer.runs.status import DONE, FAILED, StatusBoard
+from gossamer.train.checkpoint_requests import CheckpointRequests
 from gossamer.train.entrypoint import run_worker, worker_main
 from gossamer.train.job_spec import JobSpec
 from gossamer.train.launcher import BAD_INPUT, LocalStore, LocalWorkers, StopSignals, describe_exit
-from gossamer.train.monitor import POLL_S, OnPoint, RunMonitor, TrainingResult
-from gossamer.train.status import DONE, FAILED, StatusBoard
 
 MAX_RESTARTS = 3
 """How often one worker is started again."""
@@ -44,7 +45,7 @@ def train_locally(
 ) -> TrainingResult:
     method = run.config.method
     board = StatusBoard(store.connect(method))
-    monitor = RunMonitor(run, board, job_spec, on_point, history)
+    monitor = RunMonitor(run_facts(run), board, on_point, history, also_poll=CheckpointRequests(run, job_spec).poll)
     target = partial(worker_main, job_spec.to_json())
     scratch = tempfile.TemporaryDirectory(prefix="gossamer-") if job_spec.path is None else nullcontext("")
     with scratch as folder:
@@ -81,9 +82,8 @@ def _supervise(workers: LocalWorkers, monitor: RunMonitor, signals: StopSignals,
                 if restart and codes[rank] != BAD_INPUT and restarts[rank] < MAX_RESTARTS:
                     restarts[rank] += 1
                     workers.start(rank)
-                    monitor.mark_restarted(rank)
                     handled.remove(rank)
-                    events.append(f"worker {rank} started again")
+                    events.append(monitor.mark_restarted(rank))
         show(monitor.view(), events)
         if len(handled) == workers.workers:
             done = any(status.state == DONE for status in monitor.status)
@@ -104,48 +104,23 @@ def train_as_worker(
         run_worker(job_spec, rank_info)
         return None
     board = StatusBoard(rank_info.connect_store())
-    monitor = _MonitorThread(RunMonitor(run, board, job_spec, on_point, history), show)
+    checkpoints = CheckpointRequests(run, job_spec)
+    monitor = RunMonitor(run_facts(run), board, on_point, history, also_poll=checkpoints.poll)
+
+    def why_gone(rank: int) -> str:
+        silent_s = monitor.silent_s[rank]
+        return f"silent for {silent_s:.0f} s" if silent_s > LAST_STATUS_S and monitor.started else ""
+
+    thread = MonitorThread(monitor, why_gone, lambda events: show(monitor.view(), events))
     try:
         run_worker(job_spec, rank_info)
     finally:
-        result = monitor.finish()
-    return result
+        thread.finish(LAST_STATUS_S)
+        board.close()
+    return monitor.result("")
 
 
-class _MonitorThread:
-    """Monitors all workers from rank 0, while that trains."""
-
-    def __init__(self, monitor: RunMonitor, show: Show) -> None:
-        self.monitor, self.show = monitor, show
-        self._finished = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="gossamer-monitor", daemon=True)
-        self._thread.start()
-
-    def _run(self) -> None:
-        while not self._finished.wait(POLL_S):
-            self._poll()
-
-    def _poll(self) -> None:
-        events = self.monitor.poll()
-        for rank, silent_s in enumerate(self.monitor.silent_s):
-            if silent_s > LAST_STATUS_S and self.monitor.started and self._missing(rank):
-                events.append(self.monitor.mark_gone(rank, f"silent for {silent_s:.0f} s"))
-        self.show(self.monitor.view(), events)
-
-    def _missing(self, rank: int) -> bool:
-        return rank not in self.monitor.gone and self.monitor.status[rank].state not in (DONE, FAILED)
-
-    def finish(self) -> TrainingResult:
-        """Wait for the last status of every worker and return the result."""
-        until = time.monotonic() + LAST_STATUS_S
-        everybody = range(self.monitor.run.config.workers)
-        while time.monotonic() < until and any(self._missing(rank) for rank in everybody):
-            time.sleep(0.02)
-        self._finished.set()
-        self._thread.join()
-        self._poll()
-        for rank in everybody:
-            if self._missing(rank):
-                self.monitor.mark_gone(rank, "no last status")
-        self.monitor.board.close()
-        return self.monitor.result("")
+def run_facts(run: Run) -> RunFacts:
+    c = run.config
+    batch = c.batch if run.task.gradients else 0
+    return RunFacts(c.method, run.topology.name, c.workers, c.seed, run.method().pairwise, c.steps, batch)

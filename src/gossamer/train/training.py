@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -18,18 +19,16 @@ from gossamer.process.runtime.swarm import Swarm
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 from gossamer.process.store.rank_info import RankInfo
 from gossamer.runfolder import CHECKPOINTS, save_model
+from gossamer.runs.recording_file import RecordingFile
+from gossamer.runs.status import DONE, TRAINING, StatusBoard, WorkerStatus
+from gossamer.runs.status_reporter import StatusReporter
 from gossamer.seeds import stream
 from gossamer.train.checkpoint import Checkpoint, find_checkpoint, worker_file, write_state
 from gossamer.train.job_spec import JobSpec
 from gossamer.train.pacing import EvalSchedule, StepMeter
-from gossamer.train.status import DONE, TRAINING, StatusBoard, WorkerStatus
-from gossamer.train.status_reporter import StatusReporter
 from gossamer.train.stop_coordinator import StopCoordinator
 from gossamer.train.worker_task import LossMeter, WorkerTask
-from gossamer.vector_math import distance
-
-ROUNDING = 1e-6
-"""How far the mean of equal models may be from them, relative to their norm."""
+from gossamer.vector_math import rounded_distance
 
 CUMULATIVE = ("seconds", "idle_s", "loss_sum", "loss_count", "exchanges", "bytes_sent", "lost", "refused")
 """Counts of a worker that continue when a run is resumed."""
@@ -70,7 +69,12 @@ class Training:
         self.lockstep = method.lockstep
         self._saved_at = 0
         self._checkpoint_requested = 0
-        self.reporter = StatusReporter(board, job_spec.path, job_spec.trace, self.status)
+        recording = None
+        if job_spec.path is not None:
+            # Without a recording if the folder cannot be written to.
+            with contextlib.suppress(OSError, InputError):
+                recording = RecordingFile(job_spec.path, self.rank, job_spec.trace)
+        self.reporter = StatusReporter(board, job_spec.path, recording, self.status)
         self.runtime: WorkerRuntime
         self.swarm: Swarm
         self._began = 0.0
@@ -202,7 +206,7 @@ class Training:
         own = _parameters(self.task)
         swarm.finish()
         self._measure_exchanges()
-        self.status.consensus = _rounded_distance(own, _parameters(self.task))
+        self.status.consensus = rounded_distance(own, _parameters(self.task))
         self.status.loss, self.status.accuracy = self.task.evaluate()
         self.status.state = DONE
         folder = self.job_spec.path
@@ -330,9 +334,3 @@ class Training:
 
 def _parameters(task: WorkerTask) -> torch.Tensor:
     return torch.cat([p.detach().flatten() for p in task.model.parameters() if p.requires_grad])
-
-
-def _rounded_distance(a: torch.Tensor, b: torch.Tensor) -> float:
-    """Return the distance of two models; 0 if they are equal up to the rounding of a mean."""
-    d = distance(a, b)
-    return d if d > ROUNDING * float(torch.linalg.vector_norm(b)) else 0.0

@@ -19,13 +19,14 @@ from gossamer.errors import InputError
 from gossamer.methods import find
 from gossamer.process.store.rank_info import RankInfo, started_rank_info
 from gossamer.report.formats import counted, duration
-from gossamer.results import Point, WorkerPoint
+from gossamer.results import Point
 from gossamer.runfolder import CONFIG, RunFolder, make_folders, read_history, remove_if_empty, write_comparison
+from gossamer.runs.monitor import TrainingResult, read_point
+from gossamer.runs.point_writer import PointWriter
+from gossamer.runs.status import DONE
 from gossamer.train.checkpoint import CheckpointKeeper, find_checkpoint
 from gossamer.train.job_spec import JobSpec, real_settings
 from gossamer.train.launcher import LocalStore, counting_stop_signals, warm_up
-from gossamer.train.monitor import TrainingResult, read_point
-from gossamer.train.status import DONE
 from gossamer.train.supervisor import train_as_worker, train_locally
 
 
@@ -165,27 +166,11 @@ def _train(
     run_folder = None
     if job_spec.path is not None:
         run_folder = RunFolder(job_spec.path, job_spec.values, command, method=method, world="process", history=history)
-    is_full = False
     with LiveView(method, quiet) as view:
-
-        def on_point(point: Point, workers: list[WorkerPoint]) -> None:
-            nonlocal is_full
-            try:
-                if run_folder is not None and not is_full:
-                    run_folder.metric(point)
-            except InputError as error:
-                # A full disk does not stop the training.
-                is_full = True
-                view.say(f"{error}; training continues without it")
-            track(point, workers)
-
-        result = train(job_spec, job_spec.run(), show=view.show, on_point=on_point, history=history or ())
+        writer = PointWriter(run_folder, track, view.say)
+        result = train(job_spec, job_spec.run(), show=view.show, on_point=writer, history=history or ())
     assert result is not None
-    if result.begun:
-        # The last point again, with its final evaluation.
-        track(result.final, result.final_workers)
-    if run_folder is not None:
-        run_folder.close(result.document())
+    writer.end(result)
     trackers.join_traces(method, job_spec.path)
     return result
 

@@ -28,6 +28,7 @@ from gossamer.process.runtime.gathering import (
 )
 from gossamer.process.runtime.model_average import COUNTS, EXCLUDED, ModelCopy, average_models
 from gossamer.process.runtime.recalibration import recalibrate
+from gossamer.process.runtime.run_output import RunOutput, checked
 from gossamer.process.runtime.series import UserSeries
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 
@@ -41,8 +42,9 @@ class Swarm:
     Used as a context manager it calls ``finish`` at the end of the block, or ``close`` if an exception ends it.
     """
 
-    def __init__(self, runtime: WorkerRuntime) -> None:
-        self._runtime = runtime
+    def __init__(self, runtime: WorkerRuntime, output: RunOutput | None = None) -> None:
+        self._runtime, self._output = runtime, output
+        self._averaging = False
         self._data = WorkerData(runtime)
         self._series = UserSeries(runtime)
         # The threads of a worker that is interrupted, or that never finishes, must not outlive its interpreter.
@@ -60,6 +62,17 @@ class Swarm:
         runtime.metrics.lost = runtime.exchanges.peers.num_lost
         runtime.metrics.peers_alive = len(runtime.everybody) - 1 - len(runtime.heartbeats.lost)
         return runtime.metrics
+
+    def log(self, **values: float | Tensor) -> None:
+        """Log figures of this worker: numbers, or tensors with one element. GPU tensors are read later, elsewhere.
+
+        ``loss`` is that of a mini-batch, ``accuracy`` that of this worker's own model; inside ``averaged()`` and after
+        ``finish()`` both are the averaged model's. Other names go to the tracker and the worker's file. Without ``out``
+        and ``tracker`` of ``join`` nothing is kept.
+        """
+        figures = checked(values)
+        if self._output is not None:
+            self._output.log(figures, of_average=self._averaging or self._runtime.lifecycle.closed)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this worker that is not in the model's and the optimizer's own ``state_dict``.
@@ -80,6 +93,8 @@ class Swarm:
             raise InputError("load_state_dict comes too late: call it right after join, before the first step")
         runtime.state.load_state_dict(state)
         self._data.load_state_dict(state)
+        if self._output is not None:
+            self._output.resumed(runtime.worker.step)
 
     # Data and schedules
 
@@ -169,9 +184,11 @@ class Swarm:
         with runtime.state.lock:
             flat_model.load_weights((mean or own).x)
             (mean or own).load_buffers(flat_model)
+        self._averaging = True
         try:
             yield
         finally:
+            self._averaging = False
             with runtime.state.lock:
                 flat_model.load_weights(weights)
                 own.load_buffers(flat_model)
@@ -251,14 +268,23 @@ class Swarm:
         except InputError:
             self.close()
             raise
+        if self._output is not None:
+            self._output.training_ended()
         runtime.finish_training()
         FinalAverage(self._runtime).run()
+        if self._output is not None:
+            self._output.finish()
         self.close()
         self._runtime.flat_model.release()
 
     def close(self) -> None:
         """Leave the job at once, without the final average. The other workers continue."""
+        self._close(None)
+
+    def _close(self, error: BaseException | None) -> None:
         atexit.unregister(self._close_at_exit)
+        if self._output is not None:
+            self._output.close(error)
         self._runtime.close()
 
     def _close_at_exit(self) -> None:
@@ -278,4 +304,4 @@ class Swarm:
         if kind is None:
             self.finish()
         else:
-            self.close()
+            self._close(error)

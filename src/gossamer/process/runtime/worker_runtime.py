@@ -84,6 +84,10 @@ class WorkerRuntime:
         self.came_back = False
         """The run had begun when this worker joined it."""
         self._joined = False
+        self._began = ""
+        """When the run began, in seconds since the epoch; empty until that is agreed on."""
+        self.came_back = False
+        """The run had begun when this worker joined: it, or an earlier process of it, was away."""
 
         events = self.state.events
         self.store = rank_info.connect_store(timeout_s, partial(events.add, EventKind.WAITING))
@@ -149,6 +153,8 @@ class WorkerRuntime:
             self._republish()
             self.state.needs_state = False
         except TrainingEnded:
+            # Exchanges are recorded from here on.
+            self._agree_on_start()
             self._come_back()
             self._joined = True
         train.cancelled = lambda: False
@@ -175,8 +181,9 @@ class WorkerRuntime:
         began = time.time() - self.recorder.resumed_after_s
         published = self.store.compare_set("began", f"{began:.6f}")
         agreed = self.refusals.checked("began", published, read_time(published))
+        self._began = f"{began if agreed is None else agreed:.6f}"
         self.driver.last_step_at = time.monotonic()
-        self.recorder.origin = self.driver.last_step_at - (time.time() - (began if agreed is None else agreed))
+        self.recorder.origin = self.driver.last_step_at - (time.time() - float(self._began))
 
     def _come_back(self) -> None:
         """Take over the state of the others: the run has begun without this worker, or before it was restarted."""
@@ -225,6 +232,8 @@ class WorkerRuntime:
         else:
             self._handshake.republish_agreed()
             self.groups.republish()
+            if self._began:
+                self.store.compare_set("began", self._began)
             self.store.set("started", "1")
 
     def _check(self, rank: int) -> None:

@@ -104,7 +104,8 @@ async function refresh() {
 function writeProgress() {
   const progress = report.runs.map((run) => {
     const done = run.summary.total_steps, goal = run.goal * run.num_workers;
-    const share = goal && isNumber(done) ? formatShare(Math.min(1, done / goal)) : "starting";
+    const share = !isNumber(done) ? "starting"
+      : goal ? formatShare(Math.min(1, done / goal)) : `step ${formatCount(Math.round(done / run.num_workers))}`;
     const text = run.finished ? "finished" : share;
     return report.runs.length > 1 ? `${run.name} ${text}` : text;
   });

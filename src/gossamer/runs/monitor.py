@@ -1,6 +1,6 @@
 """The monitor of a run: reads the status of all workers, keeps the history, and makes the result of it.
 
-It runs in the command that started the workers, or in rank 0 if a launcher such as torchrun started them.
+It runs in the command that started the workers, or in one of the workers if a launcher such as torchrun started them.
 """
 
 from __future__ import annotations
@@ -9,17 +9,12 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path
 from typing import Any
 
-from gossamer.config import Run
-from gossamer.errors import InputError
 from gossamer.report.view import View, WorkerRow, state_of
 from gossamer.results import Point, Spread, WorkerPoint, to_json_data
-from gossamer.train.checkpoint import CheckpointKeeper, find_checkpoint
-from gossamer.train.event_lines import EventLines
-from gossamer.train.job_spec import JobSpec
-from gossamer.train.status import DONE, FAILED, STARTING, TRAINING, StatusBoard, WorkerStatus
+from gossamer.runs.event_lines import EventLines
+from gossamer.runs.status import DONE, FAILED, LEFT, STARTING, TRAINING, StatusBoard, WorkerStatus
 
 POLL_S = 0.2
 
@@ -29,8 +24,24 @@ SILENT_S = 3.0
 NUM_POINTS = 500
 """About how many points the history of a long run has."""
 
-OnPoint = Callable[[Point, list[WorkerPoint]], None]
+OnPoint = Callable[[Point, Sequence[WorkerPoint]], None]
 """Called with every point of the history, and the same for each worker."""
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What the monitor has to know of a run."""
+
+    method: str
+    topology: str
+    workers: int
+    seed: int
+    pairwise: bool
+    """Whether its exchanges are pairwise, so that two workers count each of them."""
+    steps: int = 0
+    """Steps per worker to its end; 0: unknown."""
+    batch: int = 0
+    """Samples per mini-batch; 0: unknown, or there are none."""
 
 
 @dataclass
@@ -79,8 +90,10 @@ class TrainingResult:
 def _status_document(status: WorkerStatus) -> dict[str, Any]:
     document = asdict(status)
     document["train_loss"] = status.mean_loss
-    for name in ("events", "loss_sum", "loss_count", "loss", "accuracy"):
+    for name in ("events", "loss_sum", "loss_count", "loss", "accuracy", "num_evaluations", "resumed_at"):
         del document[name]
+    if not status.logged:
+        del document["logged"]
     return document
 
 
@@ -91,28 +104,31 @@ def read_point(line: Mapping[str, Any]) -> Point:
 
 class RunMonitor:
     def __init__(
-        self, run: Run, board: StatusBoard, job_spec: JobSpec, on_point: OnPoint, history: Sequence[Point] = ()
+        self,
+        facts: RunFacts,
+        board: StatusBoard,
+        on_point: OnPoint,
+        history: Sequence[Point] = (),
+        *,
+        also_poll: Callable[[RunMonitor], list[str]] = lambda monitor: [],
+        began: float | None = None,
     ) -> None:
-        self.run, self.board, self.on_point = run, board, on_point
-        n = run.config.workers
+        """``also_poll`` is called after each poll and returns events; ``began``: when the run began (monotonic)."""
+        self.facts, self.board, self.on_point = facts, board, on_point
+        self._also_poll = also_poll
+        n = facts.workers
         self.status = [WorkerStatus(rank) for rank in range(n)]
         self.gone: dict[int, str] = {}
         """Workers that are dead, and why."""
         self.history = list(history)
         self.events: list[str] = []
-        self.keeper = CheckpointKeeper(job_spec.path, job_spec.checkpoint_every) if job_spec.path is not None else None
-        self._checkpoint_every = 0 if run.method().lockstep else job_spec.checkpoint_every * n
-        """Steps of all workers together between two checkpoints that the monitor has to request."""
-        self._num_requested = 0
-        if job_spec.checkpoint:
-            resumed = find_checkpoint(Path(job_spec.checkpoint))
-            self._num_requested = resumed.total_steps(n) // max(1, self._checkpoint_every)
-        self._keeper_error = ""
         self._event_lines = EventLines(n)
         self._last_change = [time.monotonic()] * n
         self._loss_sum_and_count = (0.0, 0)
+        self._num_evaluations = 0
+        """Evaluations of the averaged model that points have reported."""
         self._newest_losses: list[float | None] = [None] * n
-        self._began = time.monotonic()
+        self._began = time.monotonic() if began is None else began
 
     @property
     def started(self) -> bool:
@@ -130,6 +146,9 @@ class RunMonitor:
             status = self.board.get(rank)
             if status is None or status == last:
                 continue
+            if status.pid == last.pid and status.seconds < last.seconds:
+                # A store that was used earlier and is used again still has it.
+                continue
             self.status[rank], self._last_change[rank] = status, time.monotonic()
             newest = status.loss_since(last)
             if newest is not None:
@@ -137,47 +156,51 @@ class RunMonitor:
             events += self._event_lines.read(rank, status.events)
         if self.started:
             self._observe()
-            events += self._poll_checkpoints()
+            events += self._also_poll(self)
         self.events += events
         return events
+
+    def take_over(self, known: Sequence[WorkerStatus | None]) -> None:
+        """Continue from a status of each worker that an earlier monitor has reported already."""
+        for rank, status in enumerate(known):
+            if status is not None:
+                self.status[rank] = status
+                # That monitor has reported these.
+                self._event_lines.read(rank, status.events)
+        self._loss_sum_and_count = self._losses()
+        self._num_evaluations = max(status.num_evaluations for status in self.status)
 
     def mark_gone(self, rank: int, why: str) -> str:
         """Note that worker ``rank`` is dead; return the event."""
         self.gone[rank] = why
         self._event_lines.saw_death(rank)
-        remaining = self.run.config.workers - len(self.gone)
+        remaining = self.facts.workers - len(self.gone)
         event = f"worker {rank} gone ({why})" + (f"; going on with {remaining}" if remaining else "")
         self.events.append(event)
         return event
 
-    def mark_restarted(self, rank: int) -> None:
+    def mark_restarted(self, rank: int) -> str:
+        """Note that worker ``rank`` is there again; return the event."""
         self.gone.pop(rank, None)
         self._event_lines.saw_return(rank)
         self.events.append(f"worker {rank} started again")
-
-    def _poll_checkpoints(self) -> list[str]:
-        """Request a checkpoint if one is due, and mark those that are complete; return events."""
-        total = sum(status.steps for status in self.status)
-        if self._checkpoint_every and total // self._checkpoint_every > self._num_requested:
-            self._num_requested = total // self._checkpoint_every
-            self.board.request_checkpoint(self._num_requested * self._checkpoint_every)
-        try:
-            if self.keeper is not None and not self._keeper_error:
-                self.keeper.poll([status.rank for status in self.status if status.rank not in self.gone])
-        except InputError as error:
-            self._keeper_error = str(error)
-            return [self._keeper_error]
-        return []
+        return self.events[-1]
 
     # Points of the history
 
     def _observe(self) -> None:
         point = self._point()
-        if self.history:
+        newest = max(self.status, key=lambda status: status.num_evaluations)
+        evaluated = newest.num_evaluations > self._num_evaluations
+        if self.history and not evaluated:
             last = self.history[-1]
             new_steps = point.total_steps - last.total_steps
-            if new_steps < self.run.config.workers or point.time - last.time < point.time / NUM_POINTS:
+            if new_steps < self.facts.workers or point.time - last.time < point.time / NUM_POINTS:
                 return
+        if evaluated:
+            self._num_evaluations = newest.num_evaluations
+            point = replace(point, loss=newest.loss, accuracy=newest.accuracy)
+        self._loss_sum_and_count = self._losses()
         self.history.append(point)
         self.on_point(point, self.worker_points())
 
@@ -191,17 +214,21 @@ class RunMonitor:
                 bytes_sent=status.bytes_sent,
                 busy=max(0.0, 1.0 - status.idle_s / status.seconds) if status.seconds else 1.0,
                 accuracy=status.own_accuracy,
+                logged=dict(status.logged),
             )
             for rank, status in enumerate(self.status)
         ]
 
+    def _losses(self) -> tuple[float, int]:
+        """Sum and number of the losses of all mini-batches so far."""
+        return sum(status.loss_sum for status in self.status), sum(status.loss_count for status in self.status)
+
     def _point(self) -> Point:
-        n = self.run.config.workers
+        n = self.facts.workers
         total = sum(status.steps for status in self.status)
-        losses = (sum(status.loss_sum for status in self.status), sum(status.loss_count for status in self.status))
+        losses = self._losses()
         gained = losses[1] - self._loss_sum_and_count[1]
         train_loss = (losses[0] - self._loss_sum_and_count[0]) / gained if gained > 0 else None
-        self._loss_sum_and_count = losses if gained > 0 else self._loss_sum_and_count
         accuracies = [status.own_accuracy for status in self.status if status.own_accuracy is not None]
         elapsed = max((status.seconds for status in self.status), default=0.0)
         alive = [status for status in self.status if status.rank not in self.gone]
@@ -213,13 +240,13 @@ class RunMonitor:
             steps=round(total / n),
             total_steps=total,
             worker_steps=Spread.of([float(status.steps) for status in self.status]),
-            samples=total * self.run.config.batch if self.run.task.gradients else 0,
+            samples=total * self.facts.batch,
             loss=None,
             train_loss=train_loss,
             accuracy=None,
             worker_accuracy=Spread.of(accuracies),
             consensus=math.sqrt(sum(squares) / len(squares)) if squares else 0.0,
-            exchanges=round(sum(counts) / 2) if self.run.method().pairwise else max(counts),
+            exchanges=round(sum(counts) / 2) if self.facts.pairwise else max(counts),
             bytes_sent=sum(status.bytes_sent for status in self.status),
             utilization=min(1.0, busy / (n * elapsed)) if elapsed else 1.0,
             workers_alive=len(alive),
@@ -229,7 +256,6 @@ class RunMonitor:
     # The live view and the result
 
     def view(self) -> View:
-        c = self.run.config
         speeds = [status.steps / status.seconds if status.seconds else 0.0 for status in self.status]
         rows = [
             WorkerRow(rank, status.steps, speeds[rank], loss, status.exchanges, self._shown_state(rank, speeds))
@@ -237,12 +263,12 @@ class RunMonitor:
         ]
         last = self.history[-1] if self.history else None
         elapsed = max(status.seconds for status in self.status)
-        total = sum(status.steps for status in self.status)
+        total, facts = sum(status.steps for status in self.status), self.facts
         return View(
             time=elapsed,
             time_unit="s",
             wall_s=elapsed,
-            share=min(1.0, total / (c.steps * c.workers)),
+            share=min(1.0, total / (facts.steps * facts.workers)) if facts.steps else 0.0,
             train_loss=last.train_loss if last else None,
             accuracy=None,
             worker_accuracy=last.worker_accuracy.mean if last else None,
@@ -254,7 +280,7 @@ class RunMonitor:
         state = self.status[rank].state
         if rank in self.gone:
             return "gone"
-        if state in (DONE, STARTING, FAILED):
+        if state in (DONE, STARTING, FAILED, LEFT):
             return state
         if self.silent_s[rank] > SILENT_S:
             return "silent"
@@ -264,21 +290,22 @@ class RunMonitor:
         """Return the result of the run, once its workers have ended."""
         final = self._point()
         ended = [status for status in self.status if status.state == DONE and status.rank not in self.gone]
-        if ended:
-            final = replace(final, loss=ended[0].loss, accuracy=ended[0].accuracy)
+        evaluated = ended or [status for status in self.status if status.num_evaluations]
+        if evaluated:
+            newest = max(evaluated, key=lambda status: status.num_evaluations)
+            final = replace(final, loss=newest.loss, accuracy=newest.accuracy)
         if self.history and final.train_loss is None:
             final = replace(final, train_loss=self.history[-1].train_loss)
         if self.history and self.history[-1].total_steps == final.total_steps:
             self.history[-1] = final
         else:
             self.history.append(final)
-        c = self.run.config
         diverged = [status.rank for status in self.status if status.diverged_at is not None]
         return TrainingResult(
-            method=c.method,
-            topology=self.run.topology.name,
-            workers=c.workers,
-            seed=c.seed,
+            method=self.facts.method,
+            topology=self.facts.topology,
+            workers=self.facts.workers,
+            seed=self.facts.seed,
             final=final,
             final_workers=self.worker_points(),
             history=self.history,

@@ -13,7 +13,7 @@ from gossamer.process.store.failover_store import FailoverStore
 from gossamer.process.store.parsing import read_number
 from gossamer.results import to_json_data
 
-STARTING, TRAINING, DONE, FAILED = "starting", "training", "done", "failed"
+STARTING, TRAINING, DONE, FAILED, LEFT = "starting", "training", "done", "failed", "left"
 
 
 @dataclass
@@ -25,6 +25,8 @@ class WorkerStatus:
     host: str = field(default_factory=socket.gethostname)
     state: str = STARTING
     steps: int = 0
+    resumed_at: int = 0
+    """The steps of this worker when the run was resumed from a checkpoint."""
     seconds: float = 0.0
     """From its first step to its last."""
     idle_s: float = 0.0
@@ -45,8 +47,12 @@ class WorkerStatus:
     """Of its own model on the test set at the last evaluation; at the end, before the final average."""
     own_accuracy: float | None = None
     loss: float | None = None
-    """Of the averaged model on the test set, at the end."""
+    """Of the averaged model on the test set: at the end, or when its loop logged it last."""
     accuracy: float | None = None
+    num_evaluations: int = 0
+    """How often its loop has logged figures of the averaged model."""
+    logged: dict[str, float | None] = field(default_factory=dict)
+    """The newest value of everything else that its loop has logged, by name."""
     diverged_at: int | None = None
     """The step at which its loss stopped being finite."""
     interrupted: bool = False

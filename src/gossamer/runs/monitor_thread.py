@@ -1,0 +1,60 @@
+"""The monitor as a thread of one of the workers, while that trains."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from gossamer.runs.monitor import POLL_S, RunMonitor
+from gossamer.runs.status import DONE, FAILED, LEFT
+
+
+class MonitorThread:
+    def __init__(self, monitor: RunMonitor, why_gone: Callable[[int], str], show: Callable[[list[str]], None]) -> None:
+        """``why_gone(rank)``: why that worker is dead, empty if it is not; ``show``: called with new events."""
+        self.monitor, self._why_gone, self._show = monitor, why_gone, show
+        self._finished = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gossamer-monitor", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._finished.wait(POLL_S):
+            self._poll()
+
+    def _poll(self) -> None:
+        events = self.monitor.poll()
+        for rank in range(self.monitor.facts.workers):
+            why = self._why_gone(rank)
+            if why and self._missing(rank):
+                events.append(self.monitor.mark_gone(rank, why))
+        self._show(events)
+
+    def _missing(self, rank: int) -> bool:
+        """Whether a worker is neither dead nor at its end, as far as is known."""
+        return rank not in self.monitor.gone and self.monitor.status[rank].state not in (DONE, FAILED, LEFT)
+
+    def missing(self) -> list[int]:
+        return [rank for rank in range(self.monitor.facts.workers) if self._missing(rank)]
+
+    def wait(self, timeout_s: float) -> bool:
+        """Wait for the last status of every worker; return whether they are all there."""
+        until = time.monotonic() + timeout_s
+        while self.missing():
+            if time.monotonic() > until:
+                return False
+            time.sleep(0.02)
+        return True
+
+    def finish(self, timeout_s: float) -> None:
+        """Wait for the last status of every worker, and end."""
+        self.wait(timeout_s)
+        self.stop()
+        self._poll()
+        for rank in self.missing():
+            self.monitor.mark_gone(rank, "no last status")
+
+    def stop(self) -> None:
+        """End without a result: another worker goes on monitoring."""
+        self._finished.set()
+        self._thread.join()
