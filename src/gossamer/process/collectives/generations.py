@@ -74,6 +74,8 @@ class Generations:
         """
         name, polls = f"{self.key}/{generation}", group_builder.poll_intervals()
         while True:
+            # First: a worker that comes back must not take the members of a generation that began without it.
+            check()
             self.mark_present(generation)
             published = self._store.get(f"{name}/members")
             if published is None:
@@ -91,5 +93,4 @@ class Generations:
             self.refresh()
             if self.requested > generation:
                 return []
-            check()
             time.sleep(next(polls))
