@@ -2,8 +2,28 @@
 
 from __future__ import annotations
 
+from multiprocessing.connection import Connection
+from typing import Any
+
 import pytest
 from real_workers import RealWorkers
+from training_script import train
+
+from gossamer.process.collectives.group_builder import GroupBuilder
+
+
+def train_and_name_groups(rank: int, environment: dict[str, str], order: dict[str, Any], out: Connection) -> None:
+    """Train, and report the names of the process groups that this worker has waited for."""
+    names: list[str] = []
+    await_ready = GroupBuilder.await_ready
+
+    def note(self: GroupBuilder, name: str, *arguments: Any) -> dict[int, str]:
+        names.append(name)
+        return await_ready(self, name, *arguments)
+
+    GroupBuilder.await_ready = note  # type: ignore[method-assign]
+    train(rank, environment, order, out)
+    out.send({"at": "groups", "names": names})
 
 
 def test_a_peer_gives_its_state_also_while_it_looks_for_no_exchange() -> None:
@@ -19,7 +39,7 @@ def test_a_peer_gives_its_state_also_while_it_looks_for_no_exchange() -> None:
 
 @pytest.mark.parametrize("method", ["a2cid2", "allreduce"])
 def test_a_worker_that_is_started_again_exchanges_and_ends_with_the_weights_of_the_others(method: str) -> None:
-    with RealWorkers(3, method=method, steps=(400, 400, 100)) as workers:
+    with RealWorkers(3, script=train_and_name_groups, method=method, steps=(400, 400, 100)) as workers:
         for worker in workers:
             worker.step(50)
         workers.kill(2)
@@ -27,5 +47,8 @@ def test_a_worker_that_is_started_again_exchanges_and_ends_with_the_weights_of_t
         assert any("came back" in event for event in back.at("joined")["events"])
         back.until(lambda report: report.get("exchanges", 0) > 0)
         ends = workers.finished()
+        names = back.at("groups")["names"]
+    # It takes no part in what its predecessor was a member of: nobody would come.
+    assert not [name for name in names if name.startswith("group/train/0/")]
     assert ends[0]["weights"] == ends[1]["weights"] == ends[2]["weights"]
     assert all(end["accuracy"] > 0.9 and not end["threads"] for end in ends)
