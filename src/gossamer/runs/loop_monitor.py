@@ -23,13 +23,16 @@ from gossamer.runs.monitor_thread import MonitorThread
 from gossamer.runs.point_writer import PointWriter
 from gossamer.runs.status import DONE, LEFT, STARTING, TRAINING, StatusBoard, WorkerStatus
 
+POLL_S = 0.5
+"""How often a worker publishes its status, and the monitor reads that of all. It takes time from the loop."""
+
 READ_ALL = "output/read"
 """The entry of a monitor that has read the last status of all workers."""
 
 LAST_STATUS_S = 10.0
 """How long the monitor waits for the others' last status, which comes right after the final average."""
 
-PUBLISHES_S = 1.0
+PUBLISHES_S = 2.0
 """A dead worker whose status is newer than this is there again."""
 
 
@@ -131,7 +134,7 @@ class LoopMonitor:
         if is_continued:
             # The store may be new: it dies with the worker that hosts it.
             self._monitor.take_over([status or request.last_status(rank) for rank, status in enumerate(published)])
-        self._thread = MonitorThread(self._monitor, self._why_gone, self._show)
+        self._thread = MonitorThread(self._monitor, self._why_gone, self._show, POLL_S)
 
     def _why_gone(self, rank: int) -> str:
         return "no heartbeat" if rank in self.runtime.heartbeats.lost else ""

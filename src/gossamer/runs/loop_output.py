@@ -23,7 +23,7 @@ from gossamer.process.runtime.swarm import Swarm
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 from gossamer.recording import Recorder
 from gossamer.runs.loop_log import LoopLog
-from gossamer.runs.loop_monitor import LoopMonitor
+from gossamer.runs.loop_monitor import POLL_S, LoopMonitor
 from gossamer.runs.loop_request import LoopRequest, PathArgument, TrackerArgument
 from gossamer.runs.recording_file import RecordingFile
 from gossamer.runs.status import DONE, LEFT, STARTING, TRAINING, StatusBoard, WorkerStatus
@@ -88,7 +88,7 @@ class LoopOutput:
         self._running = True
         self._monitor.begin()
         self._update()
-        self._reporter.start(self._update, threading.Event(), runtime.state.events, self._at_end)
+        self._reporter.start(self._update, threading.Event(), runtime.state.events, self._at_end, POLL_S)
 
     def say(self, text: str) -> None:
         # Messages about the run folder name the command's option.

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
 from pathlib import Path
 
 from gossamer.errors import InputError
@@ -55,12 +54,13 @@ class StatusReporter:
         stopping: threading.Event,
         swarm_events: Sequence[Event],
         at_end: Callable[[], None] = lambda: None,
+        publish_s: float = PUBLISH_S,
     ) -> None:
         """Start the thread. ``update()`` brings the status up to date before each publication; ``at_end()`` is last."""
         self._swarm_events = swarm_events
 
         def run() -> None:
-            while not self._ended.wait(STOPPING_S if stopping.is_set() else PUBLISH_S):
+            while not self._ended.wait(STOPPING_S if stopping.is_set() else publish_s):
                 update()
                 self._publish()
                 if self.status.seconds >= self._next_line_s:
@@ -91,7 +91,7 @@ class StatusReporter:
     def _write_line(self) -> None:
         if self.folder is None:
             return
-        line = {name: value for name, value in asdict(self.status).items() if name != "events"}
+        line = {name: value for name, value in vars(self.status).items() if name != "events"}
         path = self.folder / WORKERS / f"{self.status.rank}.jsonl"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
