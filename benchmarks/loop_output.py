@@ -4,9 +4,9 @@
 
 Two workers train with a fixed amount of arithmetic per step, about 20 ms. They join again and again, in turns without a
 run folder, with one, and with one and a trace, so that a noisy machine disturbs all three alike. Worker 0 also monitors
-the run. A ratio is the median, over the turns, of the median step of a turn against that of the turn without a folder right
-before. CPU times are those of the training thread per step, and of all other threads per second: what the latter gain is
-what a worker can lose that has one core for everything.
+the run. The ratio is the median, over the turns, of a turn's median step against that of the turn without a folder
+before it. CPU times are those of the training thread per step, and of all other threads per second: what the latter
+gain is what a worker can lose that has one core for everything.
 """
 
 from __future__ import annotations
