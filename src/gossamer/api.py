@@ -194,7 +194,7 @@ def join(
     rank_info = find_rank_info()
     recorder = None if output is None else output.recorder(rank_info.rank)
     runtime = WorkerRuntime(
-        model, optimizer, instance, graph, rank_info, seed, transport, recorder, codec, timeout_s=timeout
+        model, optimizer, instance, graph, rank_info, seed, transport, recorder, codec, timeout, output is not None
     )
     swarm = Swarm(runtime, output)
     if output is not None:

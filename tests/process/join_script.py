@@ -44,7 +44,10 @@ def run(rank: int, environment: dict[str, str], order: dict[str, Any], out: Conn
         arguments = {
             name: own[name] for name in ("method", "topology", "wire", "seed", "timeout", "rate") if name in own
         }
-        swarm = gossamer.join(model, optimizer, **arguments)
+        if own.get("out"):
+            arguments["tracker"] = print
+        pair = (optimizer, model) if own.get("swapped") else (model, optimizer)
+        swarm = gossamer.join(*pair, **arguments)
     except InputError as error:
         out.send({"at": "refused", "why": str(error), "after_s": time.monotonic() - began})
         return

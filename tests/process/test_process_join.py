@@ -53,6 +53,10 @@ def test_every_worker_raises_the_same_line(common: dict[str, Any], odd: dict[str
     ("odd", "line"),
     [
         ({"rate": 2.0}, "workers differ in rate: 1.0 on rank 0; 2.0 on rank 1: start all of them with the same"),
+        (
+            {"out": True},
+            "in out and tracker: not given on rank 0; given on rank 1: give them on all of them, or on none",
+        ),
         ({"optimizer": "AdamW"}, "in optimizer: SGD on rank 0; AdamW on rank 1: create the same optimizer on all"),
         ({"version": "9.9"}, "on rank 0; 9.9 on rank 1: install the same version on all of them"),
         ({"world": 3}, "in number of workers: 2 on rank 0; 3 on rank 1: start all of them with the same WORLD_SIZE"),
@@ -61,6 +65,13 @@ def test_every_worker_raises_the_same_line(common: dict[str, Any], odd: dict[str
 def test_other_differences(odd: dict[str, Any], line: str) -> None:
     for why in refusals({"method": "gossip", "ranks": {1: odd}}):
         assert line in why
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_mistake_of_one_worker_ends_all(rank: int) -> None:
+    whys = refusals({"method": "gossip", "ranks": {rank: {"swapped": True}}})
+    assert whys[1 - rank] == f"worker {rank} cannot join: {whys[rank]}"
+    assert "join(model, optimizer)" in whys[rank]
 
 
 @pytest.mark.parametrize(

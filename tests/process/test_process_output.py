@@ -53,7 +53,8 @@ def test_two_workers_leave_a_run_folder(tmp_path):
     assert accuracies[-1] == 0.75
     assert [value for value in run["curves"]["loss"] if value is not None][-1] == 1.5
     assert run["curves"]["worker_accuracy_mean"][-1] > 0.5
-    assert run["curves"]["train_loss"][-1] < run["curves"]["train_loss"][1]
+    # A mean over the steps since the last point, at first over four classes that nobody knows.
+    assert 0 < run["curves"]["train_loss"][-1] < 1.3
     model = load_file(folder / "model.safetensors")
     for name, value in first["weights"].items():
         assert torch.equal(model[name], torch.tensor(value)), name

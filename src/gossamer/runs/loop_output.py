@@ -91,8 +91,11 @@ class LoopOutput:
         self._reporter.start(self._update, threading.Event(), runtime.state.events, self._at_end, POLL_S)
 
     def say(self, text: str) -> None:
+        """Add an event, once: what fails is tried again."""
         # Messages about the run folder name the command's option.
-        self._runtime.state.events.add(EventKind.NOT_WRITTEN, text.removeprefix("--"))
+        text = text.removeprefix("--")
+        if all(str(event) != text for event in self._runtime.state.events):
+            self._runtime.state.events.add(EventKind.NOT_WRITTEN, text)
 
     def _earlier_status(self) -> WorkerStatus | None:
         runtime, request = self._runtime, self.request

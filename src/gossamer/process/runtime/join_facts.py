@@ -36,7 +36,7 @@ MAX_SCHEDULED_WORKERS = 256
 MISSING = "none"
 
 VERSION, WORKERS, METHOD, TOPOLOGY, WIRE = "version of gossamer", "number of workers", "method", "topology", "wire"
-TRANSPORT, SEED, OPTIMIZER = "transport", "seed", "optimizer"
+TRANSPORT, SEED, OPTIMIZER, OUTPUT = "transport", "seed", "optimizer", "out and tracker"
 SETTING, PARAMETER, BUFFER = "setting ", "parameter ", "buffer "
 """What precedes the name of a setting of the method, of a parameter and of a buffer."""
 
@@ -46,13 +46,20 @@ _REMEDIES = {
     PARAMETER: "build the same model on all of them, with the same layers frozen",
     BUFFER: "build the same model on all of them",
     OPTIMIZER: "create the same optimizer on all of them",
+    OUTPUT: "give them on all of them, or on none",
 }
 
 
 def find_facts(
-    flat_model: FlatModel, method: Method, topology: Topology, seed: int, transport: str, codec: Codec | None
+    flat_model: FlatModel,
+    method: Method,
+    topology: Topology,
+    seed: int,
+    transport: str,
+    codec: Codec | None,
+    has_output: bool = False,
 ) -> Facts:
-    """Return the facts of a worker."""
+    """Return the facts of a worker. ``has_output``: it reports to a run folder or a tracker."""
     return {
         **_run_facts(topology.workers, method.name),
         **_method_facts(method),
@@ -60,6 +67,7 @@ def find_facts(
         WIRE: _codec_name(codec),
         TRANSPORT: transport,
         SEED: str(seed),
+        OUTPUT: "given" if has_output else "not given",
         **_model_facts(flat_model.flat, Flat(flat_model.model.named_buffers()), flat_model.optimizer),
     }
 

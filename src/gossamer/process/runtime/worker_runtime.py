@@ -62,10 +62,12 @@ class WorkerRuntime:
         recorder: Recorder | None = None,
         codec: Codec | None = None,
         timeout_s: float = START_TIMEOUT_S,
+        has_output: bool = False,
     ) -> None:
         """Join the other workers; returns when all of them have joined.
 
-        ``codec``: how models travel. ``timeout_s``: how long to wait for the others.
+        ``codec``: how models travel. ``timeout_s``: how long to wait for the others. ``has_output``: this worker
+        reports to a run folder or a tracker.
         """
         self.method, self.rank = method, rank_info.rank
         self.everybody = range(topology.workers)
@@ -95,7 +97,7 @@ class WorkerRuntime:
         history = self.state.history
         self.heartbeats.own_progress = lambda: Progress(history.steps, history.busy_s)
         self.peer_watch = PeerWatch(self.everybody, self.heartbeats, self.state.events, method.lockstep)
-        facts = find_facts(self.flat_model, method, topology, seed, transport, codec)
+        facts = find_facts(self.flat_model, method, topology, seed, transport, codec, has_output)
         self._timeout_s = timeout_s
         self._handshake = Handshake(self.rank, topology.workers, facts, self.store, self.heartbeats, timeout_s, events)
         try:
