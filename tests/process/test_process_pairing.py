@@ -153,14 +153,14 @@ class _Changed:
 
 
 @pytest.mark.parametrize("count", [2, 3])
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32))
 def test_who_begins_an_exchange_is_never_alone_in_it(count: int, seed: int) -> None:
     exchange_often(count, seed, losing=0)
 
 
 @pytest.mark.parametrize(("count", "losing"), [(2, 1), (3, 1), (3, 2)])
-@settings(max_examples=100)
+@settings(max_examples=40)
 @given(seed=st.integers(0, 2**32))
 def test_nobody_is_alone_in_giving_or_taking_a_state(count: int, losing: int, seed: int) -> None:
     workers = exchange_often(count, seed, losing)
