@@ -33,7 +33,7 @@ lint: .venv/dev
 
 # More processes than the two cores of the CI: most tests with real workers wait for something.
 test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 6 --dist worksteal
 
 # Real processes are killed, stopped and poisoned while the others train. It takes minutes; RUNS=50 repeats it.
 RUNS ?= 1

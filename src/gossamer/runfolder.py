@@ -30,7 +30,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -211,7 +211,8 @@ def make_folders(paths: Sequence[Path]) -> None:
 
 def remove_if_empty(paths: Iterable[Path]) -> None:
     for path in paths:
-        if path.is_dir() and not any(path.iterdir()):
+        # Other workers may do the same at this moment, or write into it.
+        with suppress(OSError):
             path.rmdir()
 
 
