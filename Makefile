@@ -8,7 +8,7 @@ BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c $(CONSTRAINTS)
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo install lint test faults docs wheel clean
+.PHONY: demo install lint test pytest faults docs wheel clean
 
 .venv/runtime: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv .venv
@@ -31,9 +31,12 @@ lint: .venv/dev
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
+test: .venv/dev
+	$(MAKE) --no-print-directory -j 2 lint pytest
+
 # More processes than the two cores of the CI: most tests with real workers wait for something.
-test: lint
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 6 --dist worksteal
+pytest: .venv/dev
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4
 
 # Real processes are killed, stopped and poisoned while the others train. It takes minutes; RUNS=50 repeats it.
 RUNS ?= 1
