@@ -36,7 +36,7 @@ test: .venv/dev
 
 # More processes than the two cores of the CI: most tests with real workers wait for something.
 pytest: .venv/dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 4
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3
 
 # Real processes are killed, stopped and poisoned while the others train. It takes minutes; RUNS=50 repeats it.
 RUNS ?= 1

@@ -160,21 +160,26 @@ def test_what_cannot_be_resumed_is_one_line(gossamer, kept, arguments, words):
     assert sorted(kept.parent.rglob("*")) == before
 
 
-def test_a_disk_that_is_full_does_not_end_the_training(command, task):
+def train_on_a_small_disk(command, folder, largest_file, *options):
+    """Train a model of 80 kB; no file may have more than ``largest_file`` bytes."""
     program, environment = command
-    # A checkpoint is several times as large as the model, which still fits.
-    ran = subprocess.run(
+    return subprocess.run(
         [
-            *(*program, "train", "--task", "quadratic", "--dim", "20000", "--workers", "2", "--steps", "30"),
-            *("--method", "allreduce", "--checkpoint-every", "10", "--out", "run"),
+            *(*program, "train", "--task", "quadratic", "--dim", "20000", "--workers", "2"),
+            *("--method", "allreduce", "--out", "run", *options),
         ],
         env=environment,
-        cwd=task,
+        cwd=folder,
         capture_output=True,
         text=True,
         timeout=60,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (120_000, 120_000)),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file)),
     )
+
+
+def test_a_disk_that_is_full_does_not_end_the_training(command, task):
+    # A checkpoint is several times as large as the model, which still fits.
+    ran = train_on_a_small_disk(command, task, 120_000, "--steps", "30", "--checkpoint-every", "10")
     assert ran.returncode == 0, ran.stderr
     assert re.search(r"allreduce: worker [01]: no checkpoint after 20 steps: .*; training goes on", ran.stderr)
     assert json.loads((task / "run" / "summary.json").read_text())["steps"] == 30
@@ -183,19 +188,7 @@ def test_a_disk_that_is_full_does_not_end_the_training(command, task):
 
 
 def test_a_model_that_does_not_fit_in_the_end_is_an_error(command, task):
-    program, environment = command
-    ran = subprocess.run(
-        [
-            *(*program, "train", "--task", "quadratic", "--dim", "20000", "--workers", "2", "--steps", "10"),
-            *("--method", "allreduce", "--out", "run"),
-        ],
-        env=environment,
-        cwd=task,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000)),
-    )
+    ran = train_on_a_small_disk(command, task, 60_000, "--steps", "10")
     assert ran.returncode == 2, ran.stderr
     (line,) = [line for line in ran.stderr.splitlines() if line.startswith("gossamer: ")]
     assert line.startswith("gossamer: --out run cannot be written to: ")

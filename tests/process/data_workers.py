@@ -8,6 +8,7 @@ import torch
 
 from gossamer.process.data.worker_data import WorkerData
 from gossamer.process.events import Events
+from gossamer.process.store.parsing import Refusals
 
 
 class DictStore:
@@ -48,6 +49,7 @@ class Job:
             rank=rank,
             everybody=range(self.count),
             store=DictStore(self.entries),
+            refusals=Refusals(print),
             heartbeats=heartbeats,
             method=SimpleNamespace(lockstep=self.lockstep),
             state=SimpleNamespace(events=Events(rank), data_position=at),

@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import gossamer
 from gossamer.process.runtime import peer_watch
+from gossamer.tasks.digits import conv
 
 
 class _Lines(logging.Handler):
@@ -25,19 +26,6 @@ class _Lines(logging.Handler):
 
     def emit(self, record: logging.LogRecord) -> None:
         self.lines.append(record.getMessage())
-
-
-def network() -> nn.Module:
-    return nn.Sequential(
-        nn.Conv2d(1, 16, 3, padding=1, bias=False),
-        nn.BatchNorm2d(16),
-        nn.ReLU(),
-        nn.Conv2d(16, 32, 3, padding=1, stride=2, bias=False),
-        nn.BatchNorm2d(32),
-        nn.ReLU(),
-        nn.Flatten(),
-        nn.Linear(32 * 4 * 4, 10),
-    )
 
 
 def load(part: str) -> tuple[Tensor, Tensor]:
@@ -64,7 +52,7 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
     logging.getLogger("gossamer").addHandler(log)
     logging.getLogger("gossamer").setLevel(logging.INFO)
     peer_watch.WINDOW_S = order.get("window_s", peer_watch.WINDOW_S)
-    model = network()
+    model = conv()
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3)
     images, labels = (part[rank :: int(environment["WORLD_SIZE"])] for part in load("train"))
     swarm = gossamer.join(model, optimizer, method=order["method"], **order.get("settings", {}))

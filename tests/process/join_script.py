@@ -6,6 +6,7 @@ import logging
 import os
 import signal
 import time
+from collections.abc import Callable
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -20,6 +21,16 @@ from gossamer.process.runtime.handshake import Handshake
 def make_model(width: int = 8) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(6, width), nn.BatchNorm1d(width), nn.ReLU(), nn.Linear(width, 3))
+
+
+def train(model: nn.Module, optimizer: Any, steps: int, between: Callable[[], None] = lambda: None) -> None:
+    generator = torch.Generator().manual_seed(1)
+    for _ in range(steps):
+        inputs = torch.randn(8, 6, generator=generator)
+        nn.functional.mse_loss(model(inputs), inputs[:, :3]).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        between()
 
 
 def run(rank: int, environment: dict[str, str], order: dict[str, Any], out: Connection) -> None:

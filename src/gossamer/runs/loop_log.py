@@ -18,7 +18,7 @@ from torch import Tensor
 from gossamer.runs.status import WorkerStatus
 
 MAX_PENDING = 10_000
-"""Calls of ``log`` that are kept; the status thread reads them five times a second."""
+"""Calls of ``log`` that are kept; the status thread reads them twice a second."""
 
 
 @dataclass(frozen=True)

@@ -126,10 +126,10 @@ class LoopOutput:
         for rank in (other for other in runtime.everybody if other != runtime.rank):
             while (answer := store.get(f"output/problem/{rank}")) is None and rank not in runtime.heartbeats.lost:
                 if time.monotonic() > until:
-                    answer = b"out, tracker and trace were not given here: give them on all workers, or on none"
+                    answer = b"it did not say in time whether it can write its files: look at its output"
                     break
                 time.sleep(0.01)
-            problems[rank] = "" if answer in (None, b"none") else answer.decode()
+            problems[rank] = "" if answer in (None, b"none") else answer.decode(errors="replace")
         wrong = {rank: text for rank, text in sorted(problems.items()) if text}
         if wrong:
             self.request.remove_empty_folder()

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from gossamer.process.store.failover_store import FailoverStore
 from gossamer.process.store.heartbeats import Heartbeats
+from gossamer.process.store.parsing import read_number
 
 KEY = "output/monitor"
 CHECK_S = 1.0
@@ -53,15 +54,15 @@ class MonitorRole:
             value = self.store.compare_set(KEY, self._id)
             if value is None:
                 return True
-        owner = value.decode() if value is not None else ""
+        owner = value.decode(errors="replace") if value is not None else ""
         # Only one may write: who has lost the entry, in a move to another store, steps down.
         self.held = owner == self._id or (self._may_take_over(owner, take_over_s) and self._claim(owner))
         return self.held
 
     def is_vacant(self) -> bool:
         """Return whether the monitor is dead, or there is none."""
-        owner = self.store.get(KEY)
-        return not owner or int(owner.decode().partition("/")[0]) in self.heartbeats.lost
+        owner = _rank_of(self.store.get(KEY))
+        return owner is None or owner in self.heartbeats.lost
 
     def release(self) -> None:
         """Let another worker take over at once."""
@@ -72,7 +73,7 @@ class MonitorRole:
         return self.store.compare_set(KEY, self._id, expected) == self._id.encode()
 
     def _may_take_over(self, owner: str, take_over_s: float) -> bool:
-        owner_rank = int(owner.partition("/")[0]) if owner else None
+        owner_rank = _rank_of(owner.encode())
         if owner_rank == self.rank:
             # An earlier process of this worker, which is dead: this one is here.
             return True
@@ -86,3 +87,8 @@ class MonitorRole:
 
     def _is_lowest(self) -> bool:
         return all(rank in self.heartbeats.lost or self._has_left(rank) for rank in range(self.rank))
+
+
+def _rank_of(owner: bytes | None) -> int | None:
+    """Return the rank in the entry of a monitor; None if there is none, or none that can be read."""
+    return read_number((owner or b"").partition(b"/")[0])

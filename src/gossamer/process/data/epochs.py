@@ -7,13 +7,15 @@ epoch is dealt among those who are left or came back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 from gossamer.errors import InputError
 from gossamer.process.events import EventKind
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
+from gossamer.process.store.parsing import read_number, read_ranks
 
 
 @dataclass
@@ -71,11 +73,11 @@ class Epochs:
         absent = runtime.heartbeats.lost
         others = (rank for rank in runtime.everybody if rank != runtime.rank and rank not in absent)
         present = [runtime.rank, *(rank for rank in others if not runtime.heartbeats.done(rank))]
-        proposal = encode(sorted(present))
-        agreed = runtime.store.compare_set(f"epoch/{epoch}", proposal)
-        members = decode(agreed.decode() if agreed else proposal)
-        newest = runtime.store.get("epoch")
-        if newest is None or int(newest) < epoch:
+        key = f"epoch/{epoch}"
+        published = runtime.store.compare_set(key, json.dumps(sorted(present)))
+        agreed = runtime.refusals.checked(key, published, read_ranks(published, runtime.everybody))
+        members = tuple(agreed or sorted(present))
+        if self._newest() < epoch:
             runtime.store.set("epoch", str(epoch))
         before = self._members[max(self._members)] if self._members else tuple(runtime.everybody)
         if members != before:
@@ -83,6 +85,12 @@ class Epochs:
             runtime.state.events.add(EventKind.DEALT, text)
         self._members[epoch] = members
         return members
+
+    def _newest(self) -> int:
+        """Return the newest epoch that anybody has begun; −1 if none is known."""
+        published = self.runtime.store.get("epoch")
+        newest = self.runtime.refusals.checked("epoch", published, read_number(published))
+        return -1 if newest is None else newest
 
     def takes_part(self, epoch: int) -> bool:
         """Return whether this worker trains in ``epoch``.
@@ -95,7 +103,7 @@ class Epochs:
     def republish(self) -> None:
         """Publish the newest deals in a store that may be new."""
         for epoch in sorted(self._members)[-2:]:
-            self.runtime.store.compare_set(f"epoch/{epoch}", encode(self._members[epoch]))
+            self.runtime.store.compare_set(f"epoch/{epoch}", json.dumps(self._members[epoch]))
             self.runtime.store.set("epoch", str(epoch))
 
     # Where this worker begins
@@ -110,8 +118,7 @@ class Epochs:
         position = self.runtime.state.data_position
         if position is not None:
             return position if number == 0 else (position[0], 0)
-        newest = self.runtime.store.get("epoch")
-        return int(newest) if newest else 0, 0
+        return max(self._newest(), 0), 0
 
     def loop(self, total: int) -> Iterator[int]:
         """Yield the epochs that are left of ``total``."""
@@ -157,11 +164,3 @@ class Epochs:
     def load(self, state: dict[str, Any]) -> None:
         self.current = state["epoch"]
         self._loaded = [(epoch, position) for epoch, position in state["loaders"]]
-
-
-def encode(ranks: Iterable[int]) -> str:
-    return ",".join(map(str, ranks))
-
-
-def decode(text: str) -> tuple[int, ...]:
-    return tuple(map(int, text.split(",")))

@@ -13,6 +13,7 @@ from gossamer.process.data.dealing import check_size, common_order, deal, finger
 from gossamer.process.data.epochs import Epochs, Pass
 from gossamer.process.data.loaders import ReplacedSampler, Source, is_plain, settings
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
+from gossamer.process.store.parsing import read_number
 
 
 class ShardedLoader(DataLoader[Any]):
@@ -126,8 +127,8 @@ def check_same_order(runtime: WorkerRuntime, source: Source, number: int) -> Non
     order = common_order(source.sampler, runtime.worker.seed, number, 0)
     mine = fingerprint(order, source.indices)
     others = runtime.store.compare_set(f"order/{number}", mine)
-    if others is not None and others.decode() != mine:
-        size = int(others.decode().split()[0])
+    if others is not None and others != mine.encode():
+        size = read_number(others.partition(b" ")[0])
         what = f"{len(order)} examples here, {size} elsewhere" if size != len(order) else "another order or subset"
         raise InputError(
             f"the data is not the same on all workers ({what}): give each the whole data set, split with the same "

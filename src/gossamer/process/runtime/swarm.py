@@ -33,7 +33,6 @@ from gossamer.process.runtime.series import UserSeries
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 
 Batch = TypeVar("Batch")
-T = TypeVar("T")
 
 
 class Swarm:
