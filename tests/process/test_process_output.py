@@ -342,3 +342,15 @@ def test_a_run_is_resumed_in_its_folder(joined, tmp_path):
     assert run["points"]["steps"][: len(kept)] == kept
     assert run["points"]["steps"] == sorted(run["points"]["steps"])
     assert run["points"]["time"][-1] > before["time"][-1]
+
+
+def test_a_resumed_run_may_end_before_its_monitor_has_begun(tmp_path):
+    folder = tmp_path / "run"
+    with RealWorkers(2, script=output_script.train, join={"out": folder}, steps=20) as workers:
+        workers.finished()
+    assert shown(folder)["summary"]["total_steps"] == 40
+    order = {"steps": 1, "publishes_late": 1}
+    with RealWorkers(2, script=output_script.train, join={"out": folder, "resume": True}, **order) as workers:
+        workers.finished()
+    run = shown(folder)
+    assert (run["finished"], run["notes"], run["summary"]["total_steps"]) == (True, [], 2)

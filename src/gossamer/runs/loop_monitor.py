@@ -19,7 +19,7 @@ from gossamer.runs.loop_config import shown_command
 from gossamer.runs.loop_request import LoopRequest
 from gossamer.runs.monitor import RunFacts, RunMonitor, TrainingResult
 from gossamer.runs.monitor_role import MonitorRole
-from gossamer.runs.monitor_thread import MonitorThread
+from gossamer.runs.monitor_thread import LAST_POLL_S, MonitorThread
 from gossamer.runs.point_writer import PointWriter
 from gossamer.runs.status import DONE, LEFT, STARTING, TRAINING, StatusBoard, WorkerStatus
 
@@ -90,18 +90,22 @@ class LoopMonitor:
 
     # Monitoring
 
-    def _begin(self) -> None:
-        """Start to monitor, if this worker does not yet."""
+    def _begin(self, timeout_s: float = 0.0) -> None:
+        """Start to monitor, if this worker does not yet and all others have published their status.
+
+        With a timeout, wait for those and then start in any case.
+        """
         if self._thread is not None:
             return
+        until = time.monotonic() + timeout_s
+        while not self._know_history():
+            if not timeout_s:
+                return
+            if time.monotonic() > until:
+                break
+            time.sleep(LAST_POLL_S)
         request, runtime = self.request, self.runtime
         published = [self.board.get(rank) for rank in runtime.everybody]
-        if request.resumed and any(
-            (status is None or status.state == STARTING) and rank not in runtime.heartbeats.lost
-            for rank, status in enumerate(published)
-        ):
-            # How much of the history counts is known when all workers have loaded their checkpoints.
-            return
         try:
             self.open_tracker()
         except InputError as error:
@@ -135,6 +139,14 @@ class LoopMonitor:
             # The store may be new: it dies with the worker that hosts it.
             self._monitor.take_over([status or request.last_status(rank) for rank, status in enumerate(published)])
         self._thread = MonitorThread(self._monitor, self._why_gone, self._show, POLL_S)
+
+    def _know_history(self) -> bool:
+        """Return whether all workers of a resumed run have loaded their checkpoints: how much of it counts is known."""
+        if not self.request.resumed:
+            return True
+        living = [rank for rank in self.runtime.everybody if rank not in self.runtime.heartbeats.lost]
+        published = [self.board.get(rank) for rank in living]
+        return all(status is not None and status.state != STARTING for status in published)
 
     def _why_gone(self, rank: int) -> str:
         return "no heartbeat" if rank in self.runtime.heartbeats.lost else ""
@@ -171,7 +183,7 @@ class LoopMonitor:
     def finish(self) -> None:
         """Complete the run folder, if this worker monitors the run, or nobody alive does."""
         store = self.runtime.store
-        if self._takes_part():
+        if self._takes_part(LAST_STATUS_S):
             assert self._thread is not None
             self._thread.finish(LAST_STATUS_S)
             store.set(READ_ALL, "1")
@@ -184,7 +196,7 @@ class LoopMonitor:
 
     def leave(self, timeout_s: float) -> None:
         """Leave before the end. If all others leave within ``timeout_s``, the run is over; else another monitors it."""
-        if not self._takes_part():
+        if not self._takes_part(timeout_s):
             return
         assert self._thread is not None
         if self._thread.wait(timeout_s):
@@ -194,11 +206,12 @@ class LoopMonitor:
             self._step_down()
             self.role.release()
 
-    def _takes_part(self) -> bool:
+    def _takes_part(self, timeout_s: float) -> bool:
+        """Return whether this worker monitors the run, at its end; a short run may end before that has begun."""
         if not self.role.check(take_over_s=0.0):
             self._step_down()
             return False
-        self._begin()
+        self._begin(timeout_s)
         return self._thread is not None
 
     def _complete(self, model: nn.Module | None) -> None:
