@@ -38,6 +38,7 @@ def run_python(*command):
         "methods",
         "methods a2cid2",
         "methods divisible --json",
+        "reproduce",
         "topology",
         "topology ring --workers 16",
     ],

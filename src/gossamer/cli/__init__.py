@@ -20,6 +20,7 @@ COMMANDS = {
     "watch": "Serve the report of a run in progress on this machine; the page refreshes itself.",
     "probe": "Measure this cluster with real workers, and write the results into a cluster file.",
     "plan": "Predict what each method would do on a cluster, and recommend one.",
+    "reproduce": "Repeat a published experiment, and show ours beside the paper's figures.",
     "topology": "Print the constants of a topology, and draw it.",
     "methods": "List the methods, describe one of them, or check it.",
 }

@@ -152,6 +152,19 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
     _add_json(parser)
 
 
+def _add_reproduce_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("name", nargs="?", help="the experiment: a name, or path.toml; none: list them")
+    add("--size", choices=("full", "reduced"), help="default: full on a GPU, reduced on a CPU")
+    add("--device", metavar="TEXT", default="cpu", help="where to compute: cpu or cuda (default: cpu)")
+    add("--data", metavar="DIR", help="path of the data, for experiments whose data does not come with Gossamer")
+    add("--seeds", metavar="N", help="number of seeds (default: as in the experiment)")
+    add("--only", metavar="AXIS=VALUE,…", action="append", default=[], help="only these rows of the table; repeatable")
+    add("--out", metavar="DIR", help="folder for runs, table and picture (default: reproduced/NAME-SIZE); "
+        "what is complete there is not run again")  # fmt: skip
+    _add_json(parser)
+
+
 def _add_topology_options(parser: argparse.ArgumentParser) -> None:
     from gossamer.topology import names
 
@@ -197,6 +210,7 @@ OPTIONS = {
     "report": _add_report_options,
     "watch": _add_watch_options,
     "plan": _add_plan_options,
+    "reproduce": _add_reproduce_options,
     "topology": _add_topology_options,
     "methods": _add_methods_options,
 }

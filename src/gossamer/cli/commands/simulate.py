@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import argparse
 import math
-import signal
 import sys
-import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from gossamer.cli.live import LiveView
+from gossamer.cli.live_simulation import simulate_live
 from gossamer.cli.options import given, out_folder, run_folders, shown_command
 from gossamer.cli.output import print_json, show_comparison
 from gossamer.cli.trackers import Trackers
 from gossamer.config import Run, resolve, unused_options
 from gossamer.report.formats import counted
-from gossamer.report.view import TRAINING, View, WorkerRow, state_of
-from gossamer.results import Point, WorkerPoint
-from gossamer.runfolder import RunFolder, make_folders, remove_if_empty, write_comparison
-from gossamer.virtual.simulation import SimulationResult, simulate
+from gossamer.runfolder import make_folders, remove_if_empty, write_comparison
+from gossamer.virtual.simulation import SimulationResult
 
 
 def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
@@ -86,78 +82,9 @@ def _divergence(result: SimulationResult) -> str:
 
 
 def _simulate(run: Run, folder: Path | None, trackers: Trackers, command: str, quiet: bool) -> SimulationResult:
-    """Do one run: show it while it goes on, and write it into its folder."""
-    c = run.config
-    recorder = trackers.recorder(c.method, c.workers, folder)
-    track = trackers.points(c.method)
-    run_folder = None
-    if folder is not None:
-        run_folder = RunFolder(folder, run.values(), command, method=c.method, time_unit=c.time_unit, recorder=recorder)
-    with LiveView(c.method, quiet) as view, _Interrupts() as interrupts:
-
-        def callback(point: Point, workers: list[WorkerPoint], events: list[str]) -> None:
-            interrupts.check()
-            if run_folder is not None:
-                run_folder.metric(point)
-            track(point, workers)
-            view.show(lambda: _view(run, point, workers), events)
-
-        result = simulate(run, callback, recorder)
-        if recorder is not None:
-            recorder.flush()
-        # The last point again, with its final evaluation.
-        track(result.final, result.final_workers)
-    if run_folder is not None:
-        run_folder.close(result.document(), result.weights)
-    return result
-
-
-class _Interrupts:
-    """Delays Ctrl-C to the next point of the history, where the state is consistent. A second Ctrl-C acts at once."""
-
-    def __enter__(self) -> _Interrupts:
-        self._interrupted = False
-        # Python allows signal handlers in the main thread only.
-        in_main_thread = threading.current_thread() is threading.main_thread()
-        self._before = signal.signal(signal.SIGINT, self._on_signal) if in_main_thread else None
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGINT, self._before)
-
-    def _on_signal(self, number: int, frame: object) -> None:
-        if self._interrupted:
-            raise KeyboardInterrupt
-        self._interrupted = True
-
-    def check(self) -> None:
-        if self._interrupted:
-            raise KeyboardInterrupt
-
-
-def _view(run: Run, point: Point, workers: list[WorkerPoint]) -> View:
-    c = run.config
-    speeds = [worker.steps / point.time if point.time else 0.0 for worker in workers]
-    rows = [
-        WorkerRow(worker.rank, worker.steps, speed, None, worker.exchanges, _state(worker, speed, speeds))
-        for worker, speed in zip(workers, speeds, strict=True)
-    ]
-    return View(
-        time=point.time,
-        time_unit=c.time_unit,
-        wall_s=point.wall_s,
-        share=min(1.0, point.time / c.steps if c.clock == "ideal" else point.total_steps / (c.steps * c.workers)),
-        train_loss=point.train_loss,
-        accuracy=point.accuracy,
-        consensus=point.consensus,
-        rows=rows,
-    )
-
-
-def _state(worker: WorkerPoint, speed: float, speeds: list[float]) -> str:
-    by_speed = state_of(speed, speeds)
-    return worker.state if worker.state == "gone" or by_speed == TRAINING else by_speed
+    method = run.config.method
+    recorder = trackers.recorder(method, run.config.workers, folder)
+    return simulate_live(run, folder, command, method, quiet=quiet, recorder=recorder, track=trackers.points(method))
 
 
 def _show(runs: list[Run], results: list[SimulationResult]) -> None:
