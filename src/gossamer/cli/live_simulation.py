@@ -10,7 +10,7 @@ from pathlib import Path
 from gossamer.cli.live import LiveView
 from gossamer.config import Run
 from gossamer.recording import Recorder
-from gossamer.report.view import TRAINING, View, WorkerRow, state_of
+from gossamer.report.view import TRAINING, View, WorkerRow, states_of
 from gossamer.results import Point, WorkerPoint
 from gossamer.runfolder import RunFolder
 from gossamer.virtual.simulation import SimulationResult, simulate
@@ -80,8 +80,8 @@ def _view(run: Run, point: Point, workers: list[WorkerPoint]) -> View:
     c = run.config
     speeds = [worker.steps / point.time if point.time else 0.0 for worker in workers]
     rows = [
-        WorkerRow(worker.rank, worker.steps, speed, None, worker.exchanges, _state(worker, speed, speeds))
-        for worker, speed in zip(workers, speeds, strict=True)
+        WorkerRow(worker.rank, worker.steps, speed, None, worker.exchanges, _state(worker, by_speed))
+        for worker, speed, by_speed in zip(workers, speeds, states_of(speeds), strict=True)
     ]
     return View(
         time=point.time,
@@ -95,6 +95,5 @@ def _view(run: Run, point: Point, workers: list[WorkerPoint]) -> View:
     )
 
 
-def _state(worker: WorkerPoint, speed: float, speeds: list[float]) -> str:
-    by_speed = state_of(speed, speeds)
+def _state(worker: WorkerPoint, by_speed: str) -> str:
     return worker.state if worker.state == "gone" or by_speed == TRAINING else by_speed

@@ -45,7 +45,7 @@ class View:
         return self.wall_s * (1 / self.share - 1) if self.share > 0 and self.wall_s > 0 else None
 
 
-def state_of(speed: float, speeds: list[float]) -> str:
-    """Return ``slow`` for a worker that is less than half as fast as the median, else ``training``."""
+def states_of(speeds: list[float]) -> list[str]:
+    """Return ``slow`` for each worker that is less than half as fast as the median, ``training`` for the others."""
     median = sorted(speeds)[len(speeds) // 2]
-    return "slow" if speed < median / 2 else TRAINING
+    return ["slow" if speed < median / 2 else TRAINING for speed in speeds]

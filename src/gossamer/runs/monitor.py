@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from gossamer.report.view import View, WorkerRow, state_of
+from gossamer.report.view import View, WorkerRow, states_of
 from gossamer.results import Point, Spread, WorkerPoint, to_json_data
 from gossamer.runs.event_lines import EventLines
 from gossamer.runs.status import DONE, FAILED, LEFT, STARTING, TRAINING, StatusBoard, WorkerStatus
@@ -258,8 +258,10 @@ class RunMonitor:
     def view(self) -> View:
         speeds = [status.steps / status.seconds if status.seconds else 0.0 for status in self.status]
         rows = [
-            WorkerRow(rank, status.steps, speeds[rank], loss, status.exchanges, self._shown_state(rank, speeds))
-            for rank, (status, loss) in enumerate(zip(self.status, self._newest_losses, strict=True))
+            WorkerRow(rank, status.steps, speeds[rank], loss, status.exchanges, self._shown_state(rank, by_speed))
+            for rank, (status, loss, by_speed) in enumerate(
+                zip(self.status, self._newest_losses, states_of(speeds), strict=True)
+            )
         ]
         last = self.history[-1] if self.history else None
         elapsed = max(status.seconds for status in self.status)
@@ -276,7 +278,7 @@ class RunMonitor:
             rows=rows,
         )
 
-    def _shown_state(self, rank: int, speeds: list[float]) -> str:
+    def _shown_state(self, rank: int, by_speed: str) -> str:
         state = self.status[rank].state
         if rank in self.gone:
             return "gone"
@@ -284,7 +286,7 @@ class RunMonitor:
             return state
         if self.silent_s[rank] > SILENT_S:
             return "silent"
-        return state_of(speeds[rank], speeds)
+        return by_speed
 
     def result(self, failed: str) -> TrainingResult:
         """Return the result of the run, once its workers have ended."""
