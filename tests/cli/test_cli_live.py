@@ -8,7 +8,7 @@ from rich.console import Console
 
 from gossamer.cli import live
 from gossamer.cli.live import BARS, SPARKLINE_LENGTH, LiveView, Sparkline, line, most_notable
-from gossamer.report.view import View, WorkerRow, state_of
+from gossamer.report.view import View, WorkerRow, states_of
 from gossamer.runs.status import WorkerStatus
 
 
@@ -123,8 +123,8 @@ def test_a_quiet_view_prints_nothing(capsys):
 
 
 def test_which_workers_are_slow_and_which_are_notable():
-    assert state_of(0.4, [1.0, 1.0, 0.4]) == "slow"
-    assert state_of(0.6, [1.0, 1.0, 0.6]) == "training"
+    assert states_of([1.0, 1.0, 0.4]) == ["training", "training", "slow"]
+    assert states_of([1.0, 1.0, 0.6]) == ["training"] * 3
     assert [row.rank for row in most_notable(view_of(9, states={1: "silent"}).rows, 3)] == [1, 7, 8]
 
 
