@@ -52,6 +52,15 @@ def parse_seconds(text: str, what: str) -> float:
     return _quantity(text, _SECONDS, what, "a time such as 100ms or 0.1s")
 
 
+def parse_duration(text: str, what: str) -> float:
+    """Return ``90s``, ``5min`` or ``1h`` in seconds. ``what`` names the option in errors."""
+    units = {**_SECONDS, "min": 60.0, "h": 3600.0}
+    seconds = _quantity(text, units, what, "a time such as 90s, 5min or 1h")
+    if not 0 < seconds < math.inf:
+        raise InputError(f"{what} is {text!r}: expected a time above 0, such as 5min")
+    return seconds
+
+
 def parse_link(text: str, what: str) -> Link:
     """Return the link written as ``200mbit/5ms``; the latency may be omitted. ``what`` names the option in errors."""
     speed, _, latency = text.partition("/")

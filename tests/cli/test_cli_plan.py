@@ -104,3 +104,48 @@ def test_verifying_needs_the_nodes_and_a_task(gossamer, file):
 
 def test_auto_chooses_the_topology_too(gossamer):
     gossamer("train", "--method", "auto", "--topology", "ring").refused("--topology")
+
+
+def test_until_ranks_by_the_time_to_the_target(gossamer, file):
+    arguments = (
+        "plan",
+        "--cluster",
+        file,
+        "--task",
+        "digits",
+        "--method",
+        "allreduce,lasgd",
+        "--until",
+        "accuracy=0.8",
+    )
+    done = gossamer(*arguments, "--budget", "30s")
+    assert done.code == 0
+    assert "until accuracy 0.8, after" in done.out
+    assert "price" in done.out
+    assert "until accuracy 0.8: allreduce over complete" in done.err
+    document = gossamer(*arguments, "--budget", "30s", "--json").document
+    ranking = document["quality"]["ranking"]
+    assert {row["method"] for row in ranking} == {"allreduce", "lasgd"}
+    assert all(row["time_s"] is None or row["time_s"] > 0 for row in ranking)
+    baseline = next(row for row in ranking if row["method"] == "allreduce")
+    assert baseline["price"] in (None, 1.0)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--task", "digits", "--until", "acuracy=0.9"], ["--until", "accuracy=0.9"]),
+        (["--task", "digits", "--until", "accuracy=0.9", "--budget", "soon"], ["--budget", "5min"]),
+        (["--task", "digits", "--budget", "5min"], ["--budget is for --until"]),
+        (["--parameters", "1000", "--until", "accuracy=0.9"], ["--until needs a task"]),
+        (["--task", "digits", "--until", "accuracy=0.9", "--workers", "4,8"], ["one number of workers"]),
+        (["--task", "digits", "--until", "accuracy=0.9", "--lr", "fast"], ["--lr", "fast"]),
+    ],
+)
+def test_mistakes_with_until_are_one_line(gossamer, file, arguments, words):
+    gossamer("plan", "--cluster", file, "--method", "allreduce", *arguments).refused(*words)
+
+
+def test_train_chooses_by_a_target_only_with_auto(gossamer):
+    gossamer("train", "--task", "digits", "--method", "gossip", "--until", "accuracy=0.9").refused("--method auto")
+    gossamer("train", "--task", "digits", "--method", "auto", "--budget", "5min").refused("--until, which is missing")

@@ -18,6 +18,7 @@ from gossamer.tasks import TaskConfig
 
 PROBE_OUT = "cluster.toml"
 PROBE_SECONDS = 60.0
+PLAN_BUDGET = "2min"
 PLAN_ROWS = 12
 """Rows of the planner's table, unless --top is given."""
 
@@ -71,6 +72,14 @@ def _add_train_options(parser: argparse.ArgumentParser, methods: Sequence[Source
     )
     parser.add_argument("--resume", metavar="RUN", help="resume the run in this folder, or from this checkpoint")
     parser.add_argument("--restart", action="store_true", help="restart workers that die, if this command started them")
+    parser.add_argument(
+        "--until",
+        metavar="MEASURE=X",
+        help="for --method auto: choose by the time to accuracy=X or loss=X, not by that of a step",
+    )
+    parser.add_argument(
+        "--budget", metavar="T", help=f"for --until: how long candidates train for it (default: {PLAN_BUDGET})"
+    )
     _add_out(parser)
     _add_trackers(parser)
     _add_json(parser)
@@ -149,6 +158,14 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
     add("--compute", metavar="TEXT", help="for --verify: minimum time of one gradient, as for gossamer train")
     add("--straggler", metavar="RANK:FACTOR,…", help="for --verify: slow workers, as for gossamer train")
     add("--seed", metavar="N", default="0", help="seed of all that is drawn at random (default: 0)")
+    add(
+        "--until",
+        metavar="MEASURE=X",
+        help="rank by the time to accuracy=X or loss=X: the best few train in the virtual cluster",
+    )
+    add("--budget", metavar="T", help=f"for --until: how long they train, such as 5min (default: {PLAN_BUDGET})")
+    for name in ("lr", "partition", "schedule"):
+        add(f"--{name}", metavar="X", help="for --until: as for gossamer simulate")
     _add_json(parser)
 
 

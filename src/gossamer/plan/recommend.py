@@ -124,7 +124,12 @@ class Plan:
 
     @property
     def command(self) -> str:
-        winner, spec = self.winner, self.spec.with_workers(self.winner.workers)
+        """The command that trains with the winner."""
+        return self.command_of(self.winner)
+
+    def command_of(self, winner: Prediction) -> str:
+        """Return the command that trains with a candidate."""
+        spec = self.spec.with_workers(winner.workers)
         options: dict[str, Any] = {"task": self.job.task, **self.job.options, **winner.candidate.settings}
         if not is_encodable(find(winner.candidate.method)):
             options.pop("wire", None)

@@ -14,7 +14,9 @@ from torch import Tensor
 from gossamer.config import Run
 from gossamer.recording import Recorder
 from gossamer.results import Point, Spread, WorkerPoint, to_json_data
+from gossamer.virtual.sim.clock import Clock
 from gossamer.virtual.sim.cluster import Cluster
+from gossamer.virtual.sim.event_queue import EventQueue
 from gossamer.virtual.sim.replicas import Diverged
 
 EVALUATION_BUDGET_FLOPS = 2e11
@@ -69,20 +71,40 @@ class SimulationResult:
 PointCallback = Callable[[Point, list[WorkerPoint], list[str]], None]
 """Called with every point of the history, the state of each worker then, and the events since the last point."""
 
+MakeClock = Callable[[EventQueue], Clock]
 
-def simulate(run: Run, callback: PointCallback | None = None, recorder: Recorder | None = None) -> SimulationResult:
-    """Train in the virtual world."""
+
+def simulate(
+    run: Run,
+    callback: PointCallback | None = None,
+    recorder: Recorder | None = None,
+    make_clock: MakeClock | None = None,
+    evaluates_workers: bool = True,
+) -> SimulationResult:
+    """Train in the virtual world.
+
+    Args:
+        make_clock: replaces the hardware clock.
+        evaluates_workers: whether an evaluation is also one of each worker's own model, or of the averaged one alone.
+    """
     with torch.random.fork_rng(devices=[run.config.device] if run.config.device.startswith("cuda") else []):
-        return _Simulation(run, callback, recorder).run_to_end()
+        return _Simulation(run, callback, recorder, make_clock, evaluates_workers).run_to_end()
 
 
 class _Simulation:
     """Runs a cluster to its end and collects the points of its history."""
 
-    def __init__(self, run: Run, callback: PointCallback | None, recorder: Recorder | None) -> None:
-        self.run, self.callback = run, callback
+    def __init__(
+        self,
+        run: Run,
+        callback: PointCallback | None,
+        recorder: Recorder | None,
+        make_clock: MakeClock | None,
+        evaluates_workers: bool,
+    ) -> None:
+        self.run, self.callback, self.evaluates_workers = run, callback, evaluates_workers
         self.began = time.perf_counter()
-        self.cluster = Cluster(run, recorder)
+        self.cluster = Cluster(run, recorder, make_clock)
         self.worker_accuracy: list[float | None] = [None] * run.config.workers
         self.history: list[Point] = []
         self.num_events_reported = 0
@@ -202,6 +224,8 @@ class _Simulation:
         losses, accuracies = evaluator.scores(replicas.mean_model(ranks)[None], replicas.mean_buffers(ranks)[None])
         if accuracies is None:
             return float(losses), None, None
+        if not self.evaluates_workers:
+            return float(losses), float(accuracies), None
         if consensus == 0.0 and not evaluator.buffer_flat.size:
             return float(losses), float(accuracies), [float(accuracies)] * len(ranks)
         rows, buffers = replicas.rows(), evaluator.buffers

@@ -12,18 +12,22 @@ from typing import Any
 import torch
 
 from gossamer import tasks
+from gossamer.cli.arguments import PLAN_BUDGET
 from gossamer.cli.options import parse_number
 from gossamer.cli.output import print_json, print_note, print_table
 from gossamer.config import RunConfig, find_methods
 from gossamer.errors import InputError
+from gossamer.hardware import parse_duration
 from gossamer.plan import cluster_file
 from gossamer.plan.cluster_spec import ClusterSpec
 from gossamer.plan.predict import Prediction
+from gossamer.plan.quality import QualityPlan, make_quality_plan
 from gossamer.plan.recommend import UNNAMED_TASK, Plan, Workload, make_plan, milliseconds
+from gossamer.plan.target import parse_target
 from gossamer.plan.verify import Check, measure, num_steps, to_verify, train_settings
 from gossamer.plan.what_if import apply_change
 from gossamer.process.store.rank_info import RankInfo, started_rank_info
-from gossamer.report.formats import counted, size
+from gossamer.report.formats import NOTHING, counted, duration, size
 from gossamer.settings import from_values
 from gossamer.tasks import TaskConfig
 
@@ -66,8 +70,11 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         from gossamer.plan.plot import draw
 
         crossings = draw(plan, Path(parsed.plot), _methods(parsed.method), _names(parsed.topology))
+    quality = _quality(plan, parsed)
     if parsed.json:
         document = plan.document()
+        if quality is not None:
+            document["quality"] = quality.document()
         if before is not None:
             document |= {"what_if": parsed.what_if, "before": {"verdict": before.verdict, "command": before.command}}
         if parsed.plot is not None:
@@ -78,6 +85,11 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         return 0
     _show(plan, parse_number(parsed.top, "--top", int, 0))
     print()
+    if quality is not None:
+        _show_quality(quality)
+        print_note(quality.verdict)
+        print(f"\n  {plan.command_of(quality.winner.prediction)}\n")
+        return 0
     if before is not None:
         print_note(f"Now: {before.verdict}")
         print_note(f"With {parsed.what_if}: {plan.verdict}")
@@ -144,6 +156,61 @@ def _verify(plan: Plan, parsed: argparse.Namespace, rank_info: RankInfo | None) 
         if measured is not None:
             checks.append(Check(prediction, measured))
     return checks
+
+
+QUALITY_OPTIONS = ("task", *TRAIN_OPTIONS, "lr", "partition", "schedule")
+"""Options that are passed on to the trials of ``--until``."""
+
+
+def _quality(plan: Plan, parsed: argparse.Namespace) -> QualityPlan | None:
+    """Return the plan for the target of --until; None if there is none."""
+    unused = [name for name in ("budget", "lr", "partition", "schedule") if getattr(parsed, name) is not None]
+    if parsed.until is None:
+        if unused:
+            raise InputError(f"--{unused[0]} is for --until, which is missing: give a target, such as accuracy=0.9")
+        return None
+    target = parse_target(parsed.until)
+    if parsed.task is None:
+        raise InputError("--until needs a task to train: give it as --task")
+    if len(plan.baselines) > 1:
+        raise InputError("--until compares plans for one number of workers: give one with --workers")
+    budget_s = parse_duration(parsed.budget or PLAN_BUDGET, "--budget")
+    settings = {name: getattr(parsed, name) for name in QUALITY_OPTIONS if getattr(parsed, name) is not None}
+
+    def say(text: str) -> None:
+        if not parsed.json:
+            print(f"until {target}: {text}", file=sys.stderr, flush=True)
+
+    return make_quality_plan(plan, settings, target, budget_s, say)
+
+
+def _show_quality(quality: QualityPlan) -> None:
+    baseline, rows = quality.baseline, []
+    for trial in quality.trials:
+        reached, price = trial.reached, trial.price(baseline)
+        if reached is None:
+            steps, seen = "diverges" if trial.diverged else "not seen", ""
+        else:
+            steps = f"{reached.steps:.0f}"
+            seen = f"extrapolated, {reached.low:.0f} to {reached.high:.0f}" if reached.extrapolated else "reached"
+        rows.append(
+            [
+                trial.prediction.candidate.label,
+                trial.prediction.candidate.topology,
+                milliseconds(trial.prediction.step_s),
+                steps,
+                seen,
+                NOTHING if price is None else f"{price:.2f}×",
+                NOTHING if reached is None else duration(trial.time_s),
+            ]
+        )
+    title = f"until {quality.target}, after {duration(quality.seconds)} of training in the virtual cluster"
+    print_table(title, ["method", "topology", "step", "steps", "how", "price", "time"], rows)
+    print()
+    print_note(
+        "step: predicted; steps: of each worker, to the target; price: steps over those of all-reduce; "
+        "time: step times steps."
+    )
 
 
 def _show_checks(checks: list[Check]) -> None:

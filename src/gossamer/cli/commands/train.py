@@ -83,7 +83,9 @@ def _new(parsed: argparse.Namespace, folder: Path | None, rank_info: RankInfo | 
     checkpoint_every = _checkpoint_every(parsed, 0)
     if checkpoint_every and folder is None:
         raise InputError("--checkpoint-every needs a folder for the checkpoints: give one with --out")
-    settings = real_settings(settled(given(parsed), rank_info), None if rank_info is None else rank_info.workers)
+    settings = real_settings(
+        settled(given(parsed), rank_info, parsed.until, parsed.budget), None if rank_info is None else rank_info.workers
+    )
     folders = run_folders(folder, [find(values["method"]).name for values in settings])
     traced = parsed.trace is not None
     if traced and folder is None:
