@@ -11,6 +11,19 @@ def text_file(tmp_path):
 
 
 @pytest.fixture
+def sentences(tmp_path):
+    """A folder of 40 + 10 random sentence pairs of 2 to 6 words."""
+    rng = np.random.default_rng(0)
+    folder = tmp_path / "sentences"
+    folder.mkdir()
+    for part, count in (("train", 40), ("val", 10)):
+        for language, words in (("en", ["a", "dog", "runs", "fast"]), ("de", ["ein", "hund", "rennt", "schnell"])):
+            lines = [" ".join(rng.choice(words, rng.integers(2, 7))) for _ in range(count)]
+            (folder / f"{part}.{language}").write_text("\n".join(lines) + "\n")
+    return folder
+
+
+@pytest.fixture
 def images():
     """x_train, y_train, x_test, y_test: 20 and 10 random images, two and one per class."""
     rng = np.random.default_rng(0)

@@ -1,3 +1,4 @@
+import gzip
 import hashlib
 import math
 
@@ -7,23 +8,25 @@ import torch
 from torch.func import functional_call, grad, stack_module_state, vmap
 
 from gossamer.errors import InputError
-from gossamer.tasks import Batches, Task, TaskConfig, build, names
+from gossamer.tasks import Batches, Task, TaskConfig, build, multi30k, names
 
 CLASSIFIERS = [
     ("digits", "mlp", 10),
     ("digits", "conv", 10),
     ("shakespeare", "", 10),
+    ("multi30k", "", 12),
     ("cifar10", "conv", 10),
     ("cifar10", "resnet18", 10),
 ]
 
 
 @pytest.fixture
-def make(text_file, image_file):
+def make(text_file, sentences, image_file):
     """Build a task by name, with the data it needs."""
 
     def build_with_data(name, model="", **options):
-        data = {"shakespeare": str(text_file), "cifar10": str(image_file)}.get(name, "")
+        paths = {"shakespeare": text_file, "multi30k": sentences, "cifar10": image_file}
+        data = str(paths.get(name, ""))
         config = TaskConfig(model=model, data=data, **options)
         return build(name, workers=3, seed=0, config=config)
 
@@ -184,6 +187,44 @@ def test_a_text_with_a_large_alphabet_works(tmp_path):
     assert task.model()(task.prepare(task.train[0][:1])).shape == (1, 64, 400)
 
 
+def test_multi30k_counts_the_words_of_the_translation(tmp_path):
+    words = {"train.en": "A dog runs.\nA cat", "train.de": "Ein Hund rennt.\nEine Katze"}
+    for name, text in words.items():
+        (tmp_path / name).write_text(text)
+    for language in ("en", "de"):
+        (tmp_path / f"val.{language}.gz").write_bytes(gzip.compress(words[f"train.{language}"].encode()))
+    task = build("multi30k", workers=1, seed=0, config=TaskConfig(data=str(tmp_path)))
+    vocabulary = multi30k.build_vocabulary([["a", "dog", "runs", "."], ["a", "cat"], ["ein", "hund", "rennt", "."]])
+    assert (vocabulary["."], vocabulary["a"]) == (4, 5)
+    inputs, targets = task.train
+    english, german = inputs[0, :4], inputs[0, 5:9]
+    assert inputs[0, 4] == multi30k.TRANSLATE
+    # It predicts the first German word from the mark, and the end from the last word.
+    assert targets[0, :4].tolist() == [multi30k.IGNORED] * 4
+    assert targets[0, 4:8].tolist() == german.tolist()
+    assert targets[0, 8:].tolist() == [multi30k.END] + [multi30k.IGNORED] * (multi30k.CONTEXT - 9)
+    assert english[3] == german[3]
+    assert torch.equal(task.test[0], inputs)
+    # Only the words that count are in the loss and in the accuracy.
+    logits = torch.randn(2, multi30k.CONTEXT, 20, generator=torch.Generator().manual_seed(0))
+    counted = targets != multi30k.IGNORED
+    expected = torch.nn.functional.cross_entropy(logits[counted], targets[counted].long())
+    torch.testing.assert_close(task.loss(logits, targets), expected)
+    right = torch.nn.functional.one_hot(targets.clamp(min=0).long(), 20).float()
+    assert task.correct(right, targets) == 1
+    assert task.correct(-right, targets) == 0
+
+
+def test_bad_sentence_files_are_refused(tmp_path):
+    assert "--data" in refusal("multi30k")
+    assert "train.en" in refusal("multi30k", data=str(tmp_path))
+    (tmp_path / "train.en").write_text("one\ntwo\n")
+    (tmp_path / "train.de").write_text("eins\n")
+    assert "2 English and 1 German" in refusal("multi30k", data=str(tmp_path))
+    (tmp_path / "train.de.gz").write_bytes(b"not gzip")
+    assert "cannot read" in refusal("multi30k", data=str(tmp_path))
+
+
 def refusal(spec, *, workers=2, seed=0, **options):
     with pytest.raises(InputError) as caught:
         build(spec, workers=workers, seed=seed, config=TaskConfig(**options))
@@ -198,7 +239,7 @@ def test_bad_choices_are_refused(tmp_path):
     assert "digits" in refusal("quadratic", model="mlp")
     assert "quadratic" in refusal("digits", noise=0.1)
     assert "consensus, quadratic" in refusal("digits", dim=3)
-    assert "shakespeare, cifar10" in refusal("digits", data="x")
+    assert "shakespeare, multi30k, cifar10" in refusal("digits", data="x")
     assert "--data input.txt" in refusal("shakespeare")
     assert "data_batch_1.bin" in refusal("cifar10")
     assert "workers is 0" in refusal("digits", workers=0)

@@ -29,6 +29,7 @@ TASKS: dict[str, tuple[str, ...]] = {
     "quadratic": ("dim", "noise"),
     "digits": ("model",),
     "shakespeare": ("data",),
+    "multi30k": ("data",),
     "cifar10": ("model", "data"),
 }
 """The built-in tasks, each with the fields of ``TaskConfig`` that it uses.

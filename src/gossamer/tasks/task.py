@@ -22,7 +22,7 @@ class TaskConfig(Settings):
     """Options of the built-in tasks. Each task uses some of them."""
 
     model: str = option("", "which of the task's models to train; empty: its default")
-    data: str = option("", "path of the data: a text file, or a folder of images")
+    data: str = option("", "path of the data: a text file, or a folder of images or texts")
     dim: int = option(64, "length of the parameter vector (consensus, quadratic)", minimum=1)
     noise: float = option(
         0.0, "standard deviation of the noise added to every gradient (quadratic)", minimum=0, maximum=1e30
