@@ -46,6 +46,8 @@ def run(rank: int, environment: dict[str, str], order: dict[str, Any], out: Conn
     logging.basicConfig(level=logging.CRITICAL)
     torch.set_num_threads(1)
     model = make_model(own.get("width", 8))
+    if own.get("mask"):
+        model.register_buffer("mask", torch.full((3, 3), float("-inf")).triu(1))
     kind = getattr(torch.optim, own.get("optimizer", "SGD"))
     optimizer = kind(model.parameters(), lr=0.05)
     time.sleep(own.get("late_s", 0.0))
@@ -76,6 +78,9 @@ def run(rank: int, environment: dict[str, str], order: dict[str, Any], out: Conn
             optimizer.step()
             optimizer.zero_grad()
             time.sleep(own.get("compute_s", 0.0))
+        if own.get("poisoned"):
+            with torch.no_grad():
+                model[0].weight.fill_(own["poisoned"])
         weights = [p.detach().clone() for p in model.parameters()]
         swarm.finish()
     except InputError as error:
@@ -84,4 +89,5 @@ def run(rank: int, environment: dict[str, str], order: dict[str, Any], out: Conn
         swarm.close()
         return
     outcome = {"steps": swarm.metrics().steps, "events": [(str(e.kind), str(e)) for e in swarm.events]}
+    outcome["buffers"] = {name: buffer.tolist() for name, buffer in model.named_buffers()}
     out.send({"at": "finished", "weights": [p.tolist() for p in model.parameters()], **outcome})

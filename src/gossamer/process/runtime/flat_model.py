@@ -44,6 +44,7 @@ class FlatModel:
         if two_vectors:
             self.x = memory.zeros_like(self.weights).copy_(self.weights)
         self.buffers = Flat.of_buffers(model)
+        self._start_buffers: tuple[Tensor, Tensor] | None = None
         self._gradient: Tensor | None = None
         self._gradient_packed = False
         viewed, rounded = self.flat.split(self.weights)
@@ -105,6 +106,21 @@ class FlatModel:
 
     def load_buffers(self, vector: Tensor) -> None:
         self.buffers.unpack(vector.to(self.device), dict(self.model.named_buffers()))
+
+    def note_start_buffers(self) -> None:
+        """Remember where the buffers are not finite at the start: a mask of −inf is meant to be so."""
+        vector = self.buffer_vector().to("cpu")
+        places = vector.isfinite().logical_not_().nonzero().flatten()
+        self._start_buffers = (places, vector[places]) if len(places) else None
+
+    def without_start_values(self, vector: Tensor) -> Tensor:
+        """Return a buffer vector in host memory with zeros where it is not finite, and was so at the start."""
+        if self._start_buffers is None:
+            return vector
+        places, values = self._start_buffers
+        now = vector[places]
+        same = (now == values) | (now.isnan() & values.isnan())
+        return vector.index_fill(0, places[same], 0.0)
 
     def exact_buffer_vector(self) -> Tensor:
         """Return the bytes of the buffers that are no floating-point numbers, such as counts, as numbers."""

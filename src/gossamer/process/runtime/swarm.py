@@ -176,7 +176,7 @@ class Swarm:
             weights, own = flat_model.weights.clone(), ModelCopy.of(flat_model)
         # Communication in flight must not see the averaged weights.
         runtime.effects.drain()
-        groups, standing = runtime.groups, COUNTS if own.finite else EXCLUDED
+        groups, standing = runtime.groups, COUNTS if own.is_finite(flat_model) else EXCLUDED
         mean = self._series.run(
             lambda: average_models(groups, groups.averaged, "swarm", own, runtime.state, standing), "a mean was taken"
         )

@@ -129,6 +129,7 @@ class WorkerRuntime:
         except BaseException:
             self.close()
             raise
+        self.flat_model.note_start_buffers()
         method.begin(self.worker)
         self.state.write_eval_point()
         register(self.flat_model, self.lifecycle)
