@@ -50,6 +50,11 @@ def run(rank: int, environment: dict[str, str], order: dict[str, Any], out: Conn
         model.register_buffer("mask", torch.full((3, 3), float("-inf")).triu(1))
     kind = getattr(torch.optim, own.get("optimizer", "SGD"))
     optimizer = kind(model.parameters(), lr=0.05)
+    if own.get("accelerated"):
+        from accelerate import Accelerator
+
+        wrapper = Accelerator(cpu=True).prepare(optimizer)
+        optimizer = optimizer if own.get("unwrapped") else wrapper
     time.sleep(own.get("late_s", 0.0))
     began = time.monotonic()
     out.send({"at": "start"})

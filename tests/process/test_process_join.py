@@ -144,6 +144,19 @@ def test_workers_that_do_not_come_are_named() -> None:
     assert lines == [expected] * 2
 
 
+@pytest.mark.parametrize("own", [{}, {"unwrapped": True}], ids=["both", "one"])
+def test_the_optimizer_inside_accelerates_wrapper_is_joined(own: dict[str, Any]) -> None:
+    pytest.importorskip("accelerate")
+    order = {"method": "allreduce", "accelerated": True, "ranks": {0: own}}
+    # Where it finds LOCAL_RANK, Accelerate makes a process group of all workers.
+    environment = {"LOCAL_RANK": "0"}
+    with RealWorkers(2, script=join_script.run, environment=environment, **order) as workers:
+        ends = [worker.at("finished", WITHIN_S) for worker in workers]
+    assert [end["steps"] for end in ends] == [20, 20]
+    assert ends[0]["weights"] == ends[1]["weights"]
+    assert undisturbed(ends)
+
+
 @pytest.mark.parametrize(("method", "steps"), [("gossip", 30), ("allreduce", 30), ("lasgd", 5)])
 def test_an_optimizer_that_is_replaced_after_join(method: str, steps: int) -> None:
     with RealWorkers(2, script=join_script.run, method=method, replaced=True, steps=steps) as workers:

@@ -19,6 +19,8 @@ class EventKind(StrEnum):
 
     DIED = "died"
     """A worker is dead or out of reach, or has left without ``finish``."""
+    FAILED = "failed"
+    """A worker has left since an exception ended its program; the line names it."""
     RETURNED = "returned"
     """A worker that was dead is there again, or a new process in its place."""
     ALONE = "alone"

@@ -284,17 +284,20 @@ class Swarm:
         atexit.unregister(self._close_at_exit)
         if self._output is not None:
             self._output.close(error)
+        if error is not None:
+            self._runtime.peer_watch.publish_failure(error)
         self._runtime.close()
 
     def _close_at_exit(self) -> None:
         """Say that the process ends without ``finish``, unless an exception ended it: its traceback says enough."""
-        if getattr(sys, "last_value", None) is None:
+        error = getattr(sys, "last_value", None)
+        if error is None:
             text = (
                 "this worker ends without swarm.finish(): its model is its own, not the average of all workers; "
                 "call swarm.finish() after the loop, or swarm.close() to leave on purpose"
             )
             self.events.add(EventKind.UNFINISHED, text)
-        self.close()
+        self._close(error)
 
     def __enter__(self) -> Swarm:
         return self

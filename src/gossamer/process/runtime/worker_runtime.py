@@ -83,8 +83,6 @@ class WorkerRuntime:
         staging = Staging(self.flat_model.device, nccl=transport == "nccl")
         self.state = WorkerState(method, self.flat_model, self.worker, staging)
         self.lifecycle, self.metrics = self.state.lifecycle, self.state.metrics
-        self.came_back = False
-        """The run had begun when this worker joined it."""
         self._joined = False
         self._began = ""
         """When the run began, in seconds since the epoch; empty until that is agreed on."""
@@ -221,6 +219,7 @@ class WorkerRuntime:
     def _publish(self) -> None:
         """Publish the address of our spare store, and whether we are done: an earlier process of this rank may be."""
         self.store.set(f"address/{self.rank}", self._spare_address)
+        self.peer_watch.publish_failure(None)
         self.heartbeats.publish_done(self.lifecycle.done)
 
     def _republish(self) -> None:
