@@ -41,7 +41,7 @@ def stranger(workers: RealWorkers, rank: int, **own: Any) -> RealWorker:
             {"method": "allreduce"},
             {"width": 9},
             "workers differ in parameter 0.weight: 8x6 float32 on ranks 0, 2; 9x6 float32 on rank 1: "
-            "build the same model on all of them, with the same layers frozen",
+            "build the same model on all of them, with the same layers frozen; join several models in one order",
         ),
     ],
 )

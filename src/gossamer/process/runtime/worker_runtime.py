@@ -30,6 +30,7 @@ from gossamer.process.runtime.join_facts import find_facts, name_ranks
 from gossamer.process.runtime.peer_watch import PeerWatch
 from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.staging import Staging
+from gossamer.process.runtime.waits import FinishWait
 from gossamer.process.runtime.worker_state import WorkerState
 from gossamer.process.store.heartbeats import Heartbeats, HeartbeatThread, Progress
 from gossamer.process.store.parsing import Refusals, read_address, read_time
@@ -290,7 +291,9 @@ class WorkerRuntime:
         self.heartbeats.publish_done(True)
         leave_groups_at = time.monotonic() + LEAVE_GROUPS_AFTER_S
         released = False
+        wait = FinishWait(self.everybody, self.heartbeats, self.state.events)
         while not self.others_done():
+            wait.poll()
             if not released and time.monotonic() > leave_groups_at:
                 self.groups.release()
                 released = True
