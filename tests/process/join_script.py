@@ -15,6 +15,7 @@ from torch import nn
 
 import gossamer
 from gossamer.errors import InputError
+from gossamer.process.runtime import handshake
 from gossamer.process.runtime.handshake import Handshake
 
 
@@ -43,6 +44,7 @@ def run(rank: int, environment: dict[str, str], order: dict[str, Any], out: Conn
         gossamer.__version__ = own["version"]
     if "dies" in own and "revived" not in environment:
         setattr(Handshake, own["dies"], lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    handshake.SAY_AFTER_S = own.get("say_after_s", handshake.SAY_AFTER_S)
     logging.basicConfig(level=logging.CRITICAL)
     torch.set_num_threads(1)
     model = make_model(own.get("width", 8))

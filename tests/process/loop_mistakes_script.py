@@ -17,7 +17,7 @@ import gossamer
 from gossamer.process.runtime import waits
 
 PATIENCE_S = 0.5
-LATE_S = 2.0
+LATE_S = 1.2
 
 
 def run(rank: int, environment: dict[str, str], order: dict[str, Any], out: Connection) -> None:

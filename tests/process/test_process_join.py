@@ -126,7 +126,7 @@ def test_killed_in_the_handshake(victim: int, dies: str) -> None:
 
 
 def test_a_late_worker_is_waited_for_and_said() -> None:
-    order = {"method": "gossip", "ranks": {1: {"late_s": 7.0}}}
+    order = {"method": "gossip", "say_after_s": 0.5, "ranks": {1: {"late_s": 2.0}}}
     with RealWorkers(2, script=join_script.run, **order) as workers:
         ends = [worker.at("finished", WITHIN_S) for worker in workers]
     assert ("waiting", "waiting for rank 1 of 2 workers to join") in ends[0]["events"]
