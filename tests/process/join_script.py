@@ -15,6 +15,7 @@ from torch import nn
 
 import gossamer
 from gossamer.errors import InputError
+from gossamer.process.runtime import handshake
 from gossamer.process.runtime.handshake import Handshake
 
 
@@ -43,11 +44,19 @@ def run(rank: int, environment: dict[str, str], order: dict[str, Any], out: Conn
         gossamer.__version__ = own["version"]
     if "dies" in own and "revived" not in environment:
         setattr(Handshake, own["dies"], lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    handshake.SAY_AFTER_S = own.get("say_after_s", handshake.SAY_AFTER_S)
     logging.basicConfig(level=logging.CRITICAL)
     torch.set_num_threads(1)
     model = make_model(own.get("width", 8))
+    if own.get("mask"):
+        model.register_buffer("mask", torch.full((3, 3), float("-inf")).triu(1))
     kind = getattr(torch.optim, own.get("optimizer", "SGD"))
     optimizer = kind(model.parameters(), lr=0.05)
+    if own.get("accelerated"):
+        from accelerate import Accelerator
+
+        wrapper = Accelerator(cpu=True).prepare(optimizer)
+        optimizer = optimizer if own.get("unwrapped") else wrapper
     time.sleep(own.get("late_s", 0.0))
     began = time.monotonic()
     out.send({"at": "start"})
@@ -76,6 +85,9 @@ def run(rank: int, environment: dict[str, str], order: dict[str, Any], out: Conn
             optimizer.step()
             optimizer.zero_grad()
             time.sleep(own.get("compute_s", 0.0))
+        if own.get("poisoned"):
+            with torch.no_grad():
+                model[0].weight.fill_(own["poisoned"])
         weights = [p.detach().clone() for p in model.parameters()]
         swarm.finish()
     except InputError as error:
@@ -84,4 +96,5 @@ def run(rank: int, environment: dict[str, str], order: dict[str, Any], out: Conn
         swarm.close()
         return
     outcome = {"steps": swarm.metrics().steps, "events": [(str(e.kind), str(e)) for e in swarm.events]}
+    outcome["buffers"] = {name: buffer.tolist() for name, buffer in model.named_buffers()}
     out.send({"at": "finished", "weights": [p.tolist() for p in model.parameters()], **outcome})

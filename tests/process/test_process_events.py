@@ -141,6 +141,7 @@ class StillHeartbeats:
         self.rank, self.lost, self.progress = rank, set(), {}
         self.own = Progress(0, 0.0)
         self.gone: set[int] = set()
+        self.store: dict[str, bytes] = {}
 
     def own_progress(self) -> Progress:
         return self.own
@@ -183,6 +184,20 @@ def test_who_leaves_in_order_has_not_died(monkeypatch: pytest.MonkeyPatch) -> No
     watch.ended = True
     heartbeats.on_return(2)  # type: ignore[attr-defined]
     assert len(events) == 2
+
+
+def test_the_line_about_a_failure_is_one_line_of_bounded_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    Clock(monkeypatch)
+    heartbeats, events = StillHeartbeats(0), Events(0)
+    PeerWatch(range(4), heartbeats, events, lockstep=False)  # type: ignore[arg-type]
+    heartbeats.store = {"failure/1": b"a\n\xff\x1b[2J" + b"x" * 10_000, "failure/2": b""}
+    for rank in (1, 2, 3):
+        heartbeats.on_death(rank)  # type: ignore[attr-defined]
+    (failed,) = [event for event in events if event.kind == EventKind.FAILED]
+    assert failed.rank == 1
+    assert "program: a?\ufffd?[2Jxx" in str(failed)
+    assert str(failed).isprintable()
+    assert len(str(failed)) < 400
 
 
 def test_few_exchanges_are_said_once(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ def stranger(workers: RealWorkers, rank: int, **own: Any) -> RealWorker:
             {"method": "allreduce"},
             {"width": 9},
             "workers differ in parameter 0.weight: 8x6 float32 on ranks 0, 2; 9x6 float32 on rank 1: "
-            "build the same model on all of them, with the same layers frozen",
+            "build the same model on all of them, with the same layers frozen; join several models in one order",
         ),
     ],
 )
@@ -126,7 +126,7 @@ def test_killed_in_the_handshake(victim: int, dies: str) -> None:
 
 
 def test_a_late_worker_is_waited_for_and_said() -> None:
-    order = {"method": "gossip", "ranks": {1: {"late_s": 7.0}}}
+    order = {"method": "gossip", "say_after_s": 0.5, "ranks": {1: {"late_s": 2.0}}}
     with RealWorkers(2, script=join_script.run, **order) as workers:
         ends = [worker.at("finished", WITHIN_S) for worker in workers]
     assert ("waiting", "waiting for rank 1 of 2 workers to join") in ends[0]["events"]
@@ -142,6 +142,19 @@ def test_workers_that_do_not_come_are_named() -> None:
         "look at their output and start all workers, or give join a longer timeout"
     )
     assert lines == [expected] * 2
+
+
+@pytest.mark.parametrize("own", [{}, {"unwrapped": True}], ids=["both", "one"])
+def test_the_optimizer_inside_accelerates_wrapper_is_joined(own: dict[str, Any]) -> None:
+    pytest.importorskip("accelerate")
+    order = {"method": "allreduce", "accelerated": True, "ranks": {0: own}}
+    # Where it finds LOCAL_RANK, Accelerate makes a process group of all workers.
+    environment = {"LOCAL_RANK": "0"}
+    with RealWorkers(2, script=join_script.run, environment=environment, **order) as workers:
+        ends = [worker.at("finished", WITHIN_S) for worker in workers]
+    assert [end["steps"] for end in ends] == [20, 20]
+    assert ends[0]["weights"] == ends[1]["weights"]
+    assert undisturbed(ends)
 
 
 @pytest.mark.parametrize(("method", "steps"), [("gossip", 30), ("allreduce", 30), ("lasgd", 5)])

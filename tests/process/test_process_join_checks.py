@@ -89,7 +89,7 @@ def mistakes() -> dict[str, tuple[Callable[[nn.Module], tuple[Any, Any]], str]]:
         ),
         "fewer parameters": (
             lambda model: (model, sgd(model[3])),
-            "SGD lacks 4 of the model's 6 trainable parameters, such as 0.weight: add them, or set requires_grad=False",
+            "SGD lacks 4 of the model's 6 trainable parameters, such as 0.weight: add them, set requires_grad=False on",
         ),
         "more parameters": (more, "SGD has 1 trainable parameter that the model does not have, and that workers would"),
         "lbfgs": (lambda model: (model, torch.optim.LBFGS(model.parameters())), "LBFGS takes several gradients"),

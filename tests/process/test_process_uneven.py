@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from types import SimpleNamespace
 
+import join_script
 import pytest
 import torch
 from ending_script import train
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from gossamer import InputError
 from gossamer.process.runtime.final_average import FinalAverage
 from gossamer.process.runtime.flat_model import FlatModel
-from gossamer.process.runtime.model_average import COUNTS, EXCLUDED, HAS_AVERAGE, model_shares
+from gossamer.process.runtime.model_average import COUNTS, EXCLUDED, HAS_AVERAGE, ModelCopy, model_shares
 from gossamer.process.runtime.recalibration import recalibrate
 from gossamer.process.runtime.step_history import MAX_SAMPLES, Contributions, StepHistory, contributions
 
@@ -45,6 +46,31 @@ def test_statistics_are_recalibrated_in_the_middle_and_after_the_end() -> None:
     assert ends[0]["state"] == ends[1]["state"]
     assert ends[0]["state"]["1.num_batches_tracked"] == 4
     assert ends[0]["after"] >= ends[0]["before"] - 0.02
+
+
+def test_a_mask_of_minus_infinity_does_not_make_a_model_broken() -> None:
+    order = {"method": "allreduce", "mask": True, "ranks": {1: {"poisoned": float("nan")}}}
+    with RealWorkers(2, script=join_script.run, **order) as workers:
+        ends = [worker.at("finished") for worker in workers]
+    # If the mask made both workers broken, both would count.
+    for end in ends:
+        assert all(torch.tensor(weights).isfinite().all() for weights in end["weights"])
+        assert end["buffers"]["mask"] == torch.full((3, 3), float("-inf")).triu(1).tolist()
+    assert ends[0]["weights"] == ends[1]["weights"]
+
+
+def test_only_what_was_not_finite_at_the_start_may_be_so_later() -> None:
+    model = nn.BatchNorm1d(2)
+    model.register_buffer("mask", torch.tensor([float("-inf"), float("nan"), 0.0]))
+    flat_model = FlatModel(model, torch.optim.SGD(model.parameters(), lr=0.1), two_vectors=False)
+    assert not ModelCopy.of(flat_model).is_finite(flat_model)
+    flat_model.note_start_buffers()
+    assert ModelCopy.of(flat_model).is_finite(flat_model)
+    for buffer, value in ((model.running_var, float("inf")), (model.mask, float("nan"))):
+        kept = buffer.clone()
+        buffer.fill_(value)
+        assert not ModelCopy.of(flat_model).is_finite(flat_model)
+        buffer.copy_(kept)
 
 
 # How much workers count

@@ -25,13 +25,11 @@ from gossamer.recording import Recorder
 from gossamer.runs.loop_log import LoopLog
 from gossamer.runs.loop_monitor import POLL_S, LoopMonitor
 from gossamer.runs.loop_request import LoopRequest, PathArgument, TrackerArgument
+from gossamer.runs.output_agreement import agreed_problem
 from gossamer.runs.recording_file import RecordingFile
 from gossamer.runs.status import DONE, LEFT, STARTING, TRAINING, StatusBoard, WorkerStatus
 from gossamer.runs.status_reporter import StatusReporter
 from gossamer.vector_math import rounded_distance
-
-AGREE_TIMEOUT_S = 10.0
-"""How long a worker waits for the others to say whether they can write their files."""
 
 CLOSING_S = 1.0
 """How long a monitor that leaves waits for the others to leave too: then the run is over."""
@@ -119,23 +117,10 @@ class LoopOutput:
 
     def _agree(self, problem: str) -> None:
         """Raise the same error on every worker if one of them has a problem."""
-        runtime, store = self._runtime, self._runtime.store
-        store.set(f"output/problem/{runtime.rank}", problem or "none")
-        problems = {runtime.rank: problem}
-        until = time.monotonic() + AGREE_TIMEOUT_S
-        for rank in (other for other in runtime.everybody if other != runtime.rank):
-            while (answer := store.get(f"output/problem/{rank}")) is None and rank not in runtime.heartbeats.lost:
-                if time.monotonic() > until:
-                    answer = b"it did not say in time whether it can write its files: look at its output"
-                    break
-                time.sleep(0.01)
-            problems[rank] = "" if answer in (None, b"none") else answer.decode(errors="replace")
-        wrong = {rank: text for rank, text in sorted(problems.items()) if text}
-        if wrong:
+        line = agreed_problem(self._runtime, problem)
+        if line:
             self.request.remove_empty_folder()
-            text = next(iter(wrong.values()))
-            is_common = len(wrong) == len(problems) and len(set(wrong.values())) == 1
-            raise InputError(text if is_common else f"worker {next(iter(wrong))}: {text}")
+            raise InputError(line)
 
     def _open_recording(self) -> RecordingFile | None:
         request, runtime = self.request, self._runtime

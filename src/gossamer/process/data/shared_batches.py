@@ -113,12 +113,25 @@ def dealt_batches(count: BatchCount, loader: DataLoader[Any], total: int) -> Ite
             yield batches[(number - 1) % len(batches)]
 
     check_same_order(count.runtime, source, number_of_loader)
+    check_same_numbers(count.runtime, source, number_of_loader, total)
     sampler.items = draw()
     dataset: Any = loader.dataset
     for batch in DataLoader(dataset, **settings(loader, source, sampler)):
         count.taken = pending.popleft()
         yield batch
     count.taken = count.drawn
+
+
+def check_same_numbers(runtime: WorkerRuntime, source: Source, number_of_loader: int, total: int) -> None:
+    """Raise ``InputError`` if the same numbers mean other batches on another worker."""
+    mine = f"batches of {source.batch_size}, {num_batches_per_epoch(source)} per epoch, {total} in all"
+    others = runtime.store.compare_set(f"numbers/{number_of_loader}", mine)
+    if others is not None and others != mine.encode():
+        theirs = others.decode(errors="replace")[:120]
+        raise InputError(
+            f"workers differ in what swarm.batches deals: {mine} here; {theirs} elsewhere: "
+            "give all workers the same loader and the same number of steps, or swarm.shard loaders of other batch sizes"
+        )
 
 
 def num_batches_per_epoch(source: Source) -> int:

@@ -21,6 +21,7 @@ from gossamer.methods.contract import check_effect, check_generator
 from gossamer.process.collectives.membership import BACKGROUND, FOREGROUND, CommAborted, Membership, StepRetry
 from gossamer.process.lifecycle import Phase, TrainingEnded
 from gossamer.process.runtime.effect_handler import EffectHandler
+from gossamer.process.runtime.optimizer_watch import OptimizerWatch
 from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.worker_state import WorkerState
 
@@ -37,6 +38,7 @@ class Driver:
         self._updated = False
         """The step in progress has yielded its ``Update``."""
         self._thread: threading.Thread | None = None
+        self._optimizer_watch = OptimizerWatch(self.flat_model, state.events)
         self._error: BaseException | None = None
         """What ended the background part, if anything did before the end of training."""
         optimizer = self.flat_model.optimizer
@@ -54,6 +56,8 @@ class Driver:
             return
         self.abandon_step()
         self.raise_background_error()
+        self.state.check_may_step()
+        self._optimizer_watch.before_step()
         self.staging.note_training_stream()
         with self.lock:
             if self.state.watch.before_step(self.begun) and not self.begun:

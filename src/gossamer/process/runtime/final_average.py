@@ -90,7 +90,7 @@ class FinalAverage:
         flat_model, state = self.runtime.flat_model, self.runtime.state
         own = ModelCopy.of(flat_model)
         if self._standing != HAS_AVERAGE:
-            self._standing = COUNTS if own.finite and not state.needs_state else EXCLUDED
+            self._standing = COUNTS if own.is_finite(flat_model) and not state.needs_state else EXCLUDED
         average = average_models(self.groups, self.of, "final", own, state, self._standing)
         flat_model.x.copy_(average.x)
         average.load_buffers(flat_model)

@@ -28,6 +28,10 @@ def plain_name(name: str) -> str:
     return name.replace("_orig_mod.", "")
 
 
+def _kinds(model: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
+    return {name: (buffer.shape, buffer.dtype) for name, buffer in model.named_buffers()}
+
+
 class FlatModel:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, two_vectors: bool) -> None:
         self.model, self.optimizer, self.two_vectors = model, optimizer, two_vectors
@@ -44,6 +48,8 @@ class FlatModel:
         if two_vectors:
             self.x = memory.zeros_like(self.weights).copy_(self.weights)
         self.buffers = Flat.of_buffers(model)
+        self._buffer_kinds = _kinds(model)
+        self._start_buffers: tuple[Tensor, Tensor] | None = None
         self._gradient: Tensor | None = None
         self._gradient_packed = False
         viewed, rounded = self.flat.split(self.weights)
@@ -105,6 +111,33 @@ class FlatModel:
 
     def load_buffers(self, vector: Tensor) -> None:
         self.buffers.unpack(vector.to(self.device), dict(self.model.named_buffers()))
+
+    def check_buffers(self) -> list[str]:
+        """Return the names of buffers that were added after join. InputError if others are gone or have changed."""
+        now = _kinds(self.model)
+        for name, (shape, dtype) in self._buffer_kinds.items():
+            if now.get(name) != (shape, dtype):
+                is_now = f"{tuple(now[name][0])} {now[name][1]}" if name in now else "gone"
+                raise InputError(
+                    f"the buffer {plain_name(name)} was {tuple(shape)} {dtype} at join and is {is_now} now, "
+                    "so it cannot be averaged: give all buffers their final shape before join"
+                )
+        return [plain_name(name) for name in now if name not in self._buffer_kinds]
+
+    def note_start_buffers(self) -> None:
+        """Remember where the buffers are not finite at the start: a mask of −inf is meant to be so."""
+        vector = self.buffer_vector().to("cpu")
+        places = vector.isfinite().logical_not_().nonzero().flatten()
+        self._start_buffers = (places, vector[places]) if len(places) else None
+
+    def without_start_values(self, vector: Tensor) -> Tensor:
+        """Return a buffer vector in host memory with zeros where it is not finite, and was so at the start."""
+        if self._start_buffers is None:
+            return vector
+        places, values = self._start_buffers
+        now = vector[places]
+        same = (now == values) | (now.isnan() & values.isnan())
+        return vector.index_fill(0, places[same], 0.0)
 
     def exact_buffer_vector(self) -> Tensor:
         """Return the bytes of the buffers that are no floating-point numbers, such as counts, as numbers."""

@@ -1,4 +1,4 @@
-"""Gathers that the user's thread asks for: what every worker alive gives, in rank order.
+"""Means and gathers that the user's thread asks for: of what every worker alive gives.
 
 Messages are bytes of any length: tensors travel as safetensors, other values as JSON, so that nothing from the network
 is unpickled.
@@ -44,11 +44,34 @@ def gather_bytes(runtime: WorkerRuntime, series: UserSeries, message: bytes) -> 
             for rank, (part,), (size,) in zip(of.members, parts, sizes, strict=True)
         }
 
-    gathered = series.run(gather, "values were gathered")
+    gathered = series.run(gather, "gather")
     return {runtime.rank: message} if gathered is None else gathered
 
 
+def mean_over_workers(runtime: WorkerRuntime, series: UserSeries, tensor: Tensor) -> Tensor:
+    """Return the mean over all workers alive; ``tensor`` itself if the others went on without this worker."""
+    check_tensor(tensor, "mean")
+    if tensor.is_complex():
+        raise InputError("swarm.mean takes real numbers, not complex ones: give torch.view_as_real(tensor)")
+    groups, own = runtime.groups, tensor.detach().flatten().double().to("cpu")
+
+    def average() -> Tensor:
+        if not len(own):
+            return own
+        return groups.mean(groups.averaged, FOREGROUND, own, Call("Mean", TOPIC, 0)).mean
+
+    mean = series.run(average, "mean", len(own))
+    dtype = tensor.dtype if tensor.is_floating_point() else torch.get_default_dtype()
+    return (own if mean is None else mean).to(dtype).reshape(tensor.shape).to(tensor.device)
+
+
+def check_tensor(tensor: object, name: str) -> None:
+    if not isinstance(tensor, Tensor):
+        raise InputError(f"swarm.{name} takes a tensor, not a {type(tensor).__name__}: give torch.tensor(value)")
+
+
 def encode_tensor(tensor: Tensor) -> bytes:
+    check_tensor(tensor, "gather")
     return save({"tensor": tensor.detach().to("cpu").contiguous()})
 
 

@@ -90,6 +90,11 @@ def check_model(model: nn.Module) -> None:
                 "(model.to_empty(device=…) and load_state_dict), before join"
             )
     for name, p in trainable:
+        if p.is_complex():
+            raise InputError(
+                f"{name} is complex, and workers average real numbers: make the parameter a real one with a last "
+                "dimension of 2, and use torch.view_as_complex of it"
+            )
         if _find_kind(p, ("DTensor",)):
             raise InputError(
                 f"{name} is a DTensor, of which this process holds a part: do not call fully_shard or "
@@ -157,7 +162,8 @@ def check_parameters(model: nn.Module, optimizer: Optimizer) -> None:
     if missing:
         raise InputError(
             f"{kind} lacks {len(missing)} of the model's {len(trainable)} trainable parameters, such as {missing[0]}: "
-            "add them, or set requires_grad=False on those that are not to be trained"
+            "add them, set requires_grad=False on those that are not to be trained, or join each part of the model "
+            "with the optimizer of that part"
         )
     if foreign:
         raise InputError(

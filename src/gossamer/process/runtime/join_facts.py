@@ -43,7 +43,7 @@ SETTING, PARAMETER, BUFFER = "setting ", "parameter ", "buffer "
 _REMEDIES = {
     VERSION: "install the same version on all of them",
     WORKERS: "start all of them with the same WORLD_SIZE",
-    PARAMETER: "build the same model on all of them, with the same layers frozen",
+    PARAMETER: "build the same model on all of them, with the same layers frozen; join several models in one order",
     BUFFER: "build the same model on all of them",
     OPTIMIZER: "create the same optimizer on all of them",
     OUTPUT: "give them on all of them, or on none",

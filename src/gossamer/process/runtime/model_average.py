@@ -39,9 +39,9 @@ class ModelCopy:
         flat_model.load_buffers(self.buffers)
         flat_model.load_exact_buffers(self.exact_buffers)
 
-    @property
-    def finite(self) -> bool:
-        return is_finite(self.x) and is_finite(self.buffers)
+    def is_finite(self, flat_model: FlatModel) -> bool:
+        """Return whether all values are finite, apart from those of buffers that were not at the start either."""
+        return is_finite(self.x) and is_finite(flat_model.without_start_values(self.buffers))
 
 
 def average_models(

@@ -1,4 +1,4 @@
-"""Says what becomes of the other workers: one dies, comes back, is slow; this worker is alone.
+"""Says what becomes of the other workers: one dies, fails, comes back, is slow; this worker is alone.
 
 The texts are the same on all workers, so that a program that reads them all can say each once.
 """
@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from statistics import median_low
 
+from gossamer.errors import one_line
 from gossamer.process.events import EventKind, Events
 from gossamer.process.store.heartbeats import Heartbeats, Progress
 
@@ -23,6 +24,10 @@ SLOW_RATIO, RECOVERED_RATIO = 2.0, 1.5
 
 MIN_DIFFERENCE_S = 0.002
 """Steps that differ by less than this are as fast as each other."""
+
+
+MAX_REASON = 300
+"""Characters of a worker's reason to leave that the others are told."""
 
 
 def death_text(rank: int) -> str:
@@ -46,10 +51,20 @@ class PeerWatch:
         self._num_slow: Counter[int] = Counter()
         heartbeats.on_death, heartbeats.on_return = self._on_death, self._on_return
 
+    def publish_failure(self, error: BaseException | None) -> None:
+        """Tell the others which exception ends the program of this worker; None: it is alive."""
+        reason = "" if error is None else one_line(error)
+        self._heartbeats.store.set(f"failure/{self._heartbeats.rank}", reason[:MAX_REASON])
+
     def _on_death(self, rank: int) -> None:
         if self.ended or self._heartbeats.left(rank):
             return
         self._events.add(EventKind.DIED, death_text(rank), rank)
+        published = (self._heartbeats.store.get(f"failure/{rank}") or b"").decode(errors="replace")[:MAX_REASON]
+        if published:
+            reason = "".join(character if character.isprintable() else "?" for character in published)
+            text = f"worker {rank} left, since an exception ended its program: {reason}"
+            self._events.add(EventKind.FAILED, text, rank)
         if not self._alone and len(self._heartbeats.lost) == len(self._everybody) - 1:
             self._alone = True
             self._events.add(EventKind.ALONE, "no other worker is left: this one goes on alone")

@@ -13,8 +13,6 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from gossamer.errors import InputError
-from gossamer.process.collectives.call import Call
-from gossamer.process.collectives.membership import FOREGROUND
 from gossamer.process.data.worker_data import WorkerData
 from gossamer.process.events import EventKind, Events
 from gossamer.process.metrics import Metrics
@@ -25,6 +23,7 @@ from gossamer.process.runtime.gathering import (
     encode_tensor,
     encode_value,
     gather_bytes,
+    mean_over_workers,
 )
 from gossamer.process.runtime.model_average import COUNTS, EXCLUDED, ModelCopy, average_models
 from gossamer.process.runtime.recalibration import recalibrate
@@ -43,7 +42,6 @@ class Swarm:
 
     def __init__(self, runtime: WorkerRuntime, output: RunOutput | None = None) -> None:
         self._runtime, self._output = runtime, output
-        self._averaging = False
         self._data = WorkerData(runtime)
         self._series = UserSeries(runtime)
         # The threads of a worker that is interrupted, or that never finishes, must not outlive its interpreter.
@@ -71,7 +69,7 @@ class Swarm:
         """
         figures = checked(values)
         if self._output is not None:
-            self._output.log(figures, of_average=self._averaging or self._runtime.lifecycle.closed)
+            self._output.log(figures, of_average=self._runtime.state.averaging or self._runtime.lifecycle.closed)
 
     def state_dict(self) -> dict[str, Any]:
         """Return the state of this worker that is not in the model's and the optimizer's own ``state_dict``.
@@ -171,36 +169,34 @@ class Swarm:
         others went on without this worker, the block runs with its own model, and ``events`` says so.
         """
         runtime, flat_model = self._runtime, self._runtime.flat_model
+        self._series.check_open("averaged")
         with runtime.state.lock:
             runtime.state.watch.before_average(runtime.driver.begun)
             weights, own = flat_model.weights.clone(), ModelCopy.of(flat_model)
         # Communication in flight must not see the averaged weights.
         runtime.effects.drain()
-        groups, standing = runtime.groups, COUNTS if own.finite else EXCLUDED
+        groups, standing = runtime.groups, COUNTS if own.is_finite(flat_model) else EXCLUDED
         mean = self._series.run(
-            lambda: average_models(groups, groups.averaged, "swarm", own, runtime.state, standing), "a mean was taken"
+            lambda: average_models(groups, groups.averaged, "swarm", own, runtime.state, standing), "averaged"
         )
         with runtime.state.lock:
             flat_model.load_weights((mean or own).x)
             (mean or own).load_buffers(flat_model)
-        self._averaging = True
+        around, runtime.state.averaging = runtime.state.averaging, True
         try:
             yield
         finally:
-            self._averaging = False
+            runtime.state.averaging = around
             with runtime.state.lock:
                 flat_model.load_weights(weights)
                 own.load_buffers(flat_model)
 
     def mean(self, tensor: Tensor) -> Tensor:
-        """Return the mean of a tensor of any shape over all workers, for example of a score. All must call it."""
-        groups, own = self._runtime.groups, tensor.detach().flatten().double().to("cpu")
-        mean = own
-        if len(own):
-            call = Call("Mean", "swarm", 0)
-            result = self._series.run(lambda: groups.mean(groups.averaged, FOREGROUND, own, call), "a mean was taken")
-            mean = own if result is None else result.mean
-        return mean.to(tensor.dtype).reshape(tensor.shape).to(tensor.device)
+        """Return the mean of a tensor over all workers, for example of a score. All must call it, with the same shape.
+
+        The mean of whole numbers is a floating-point tensor.
+        """
+        return mean_over_workers(self._runtime, self._series, tensor)
 
     def gather(self, tensor: Tensor) -> list[Tensor]:
         """Return the tensors of all workers alive, in rank order. All must call it; shapes may differ.
@@ -260,6 +256,10 @@ class Swarm:
         runtime = self._runtime
         if runtime.lifecycle.closed:
             return
+        if runtime.state.averaging:
+            raise InputError(
+                "finish() inside swarm.averaged(): each worker gets its own model back there; leave it first"
+            )
         runtime.driver.abandon_step()
         try:
             with runtime.state.lock:
@@ -284,17 +284,22 @@ class Swarm:
         atexit.unregister(self._close_at_exit)
         if self._output is not None:
             self._output.close(error)
+        if error is not None:
+            self._runtime.peer_watch.publish_failure(error)
         self._runtime.close()
 
     def _close_at_exit(self) -> None:
         """Say that the process ends without ``finish``, unless an exception ended it: its traceback says enough."""
-        if getattr(sys, "last_value", None) is None:
+        if self._runtime.state.forked:
+            return  # the threads and connections are the parent's
+        error = getattr(sys, "last_value", None)
+        if error is None:
             text = (
                 "this worker ends without swarm.finish(): its model is its own, not the average of all workers; "
                 "call swarm.finish() after the loop, or swarm.close() to leave on purpose"
             )
             self.events.add(EventKind.UNFINISHED, text)
-        self.close()
+        self._close(error)
 
     def __enter__(self) -> Swarm:
         return self

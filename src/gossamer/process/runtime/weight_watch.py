@@ -65,7 +65,7 @@ class WeightWatch:
         self._written_sample = self._sample()
         self._written: Tensor | None = None
         """A copy of the weights as we wrote them: only in loops that change them between steps."""
-        self._said = False
+        self._said = self._said_buffers = False
         # The hooks must not keep this worker, and all its vectors, alive.
         watch = weakref.ref(self)
 
@@ -157,6 +157,7 @@ class WeightWatch:
 
     def before_average(self, begun: bool) -> None:
         """Check the weights before they are averaged with those of the others."""
+        self._check_buffers()
         count = len(self.flat_model.viewed)
         moved = [self._put_back_some(all_names=True) for _ in range(0, count, WATCHED)]
         if not any(moved) and not self.changed():
@@ -164,6 +165,16 @@ class WeightWatch:
         if self.num_unseen and not self.num_steps:
             raise InputError(self._line())
         self._adopt(begun)
+
+    def _check_buffers(self) -> None:
+        added = self.flat_model.check_buffers()
+        if added and not self._said_buffers:
+            self._said_buffers = True
+            text = (
+                f"the buffer {added[0]} was added after join, so workers do not average it, and each keeps its own: "
+                "register all buffers before join"
+            )
+            self.events.add(EventKind.NOT_AVERAGED, text)
 
     def _adopt(self, begun: bool) -> None:
         """Add to x what somebody else has changed in the weights."""

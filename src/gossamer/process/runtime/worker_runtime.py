@@ -30,6 +30,7 @@ from gossamer.process.runtime.join_facts import find_facts, name_ranks
 from gossamer.process.runtime.peer_watch import PeerWatch
 from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.staging import Staging
+from gossamer.process.runtime.waits import FinishWait
 from gossamer.process.runtime.worker_state import WorkerState
 from gossamer.process.store.heartbeats import Heartbeats, HeartbeatThread, Progress
 from gossamer.process.store.parsing import Refusals, read_address, read_time
@@ -83,8 +84,6 @@ class WorkerRuntime:
         staging = Staging(self.flat_model.device, nccl=transport == "nccl")
         self.state = WorkerState(method, self.flat_model, self.worker, staging)
         self.lifecycle, self.metrics = self.state.lifecycle, self.state.metrics
-        self.came_back = False
-        """The run had begun when this worker joined it."""
         self._joined = False
         self._began = ""
         """When the run began, in seconds since the epoch; empty until that is agreed on."""
@@ -129,6 +128,7 @@ class WorkerRuntime:
         except BaseException:
             self.close()
             raise
+        self.flat_model.note_start_buffers()
         method.begin(self.worker)
         self.state.write_eval_point()
         register(self.flat_model, self.lifecycle)
@@ -220,6 +220,7 @@ class WorkerRuntime:
     def _publish(self) -> None:
         """Publish the address of our spare store, and whether we are done: an earlier process of this rank may be."""
         self.store.set(f"address/{self.rank}", self._spare_address)
+        self.peer_watch.publish_failure(None)
         self.heartbeats.publish_done(self.lifecycle.done)
 
     def _republish(self) -> None:
@@ -290,7 +291,9 @@ class WorkerRuntime:
         self.heartbeats.publish_done(True)
         leave_groups_at = time.monotonic() + LEAVE_GROUPS_AFTER_S
         released = False
+        wait = FinishWait(self.everybody, self.heartbeats, self.state.events)
         while not self.others_done():
+            wait.poll()
             if not released and time.monotonic() > leave_groups_at:
                 self.groups.release()
                 released = True

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from concurrent.futures import Future
@@ -44,9 +45,30 @@ class WorkerState:
         """The gradient in progress is taken at weights that have been replaced since."""
         self.data_position: tuple[int, int] | None = None
         """Epoch and batch that the user's loop is at (``process/data``); right after joining, that of a peer."""
+        self.averaging = False
+        """The model shows the mean of all workers: inside ``Swarm.averaged``."""
+        self._process_id = os.getpid()
         self.events = Events(worker.rank)
         self.watch = WeightWatch(flat_model, self.events)
         self.history = StepHistory()
+
+    @property
+    def forked(self) -> bool:
+        """Whether this process was forked from the worker's: it has none of its threads."""
+        return os.getpid() != self._process_id
+
+    def check_may_step(self) -> None:
+        """InputError if a step now would be lost."""
+        if self.forked:
+            raise InputError(
+                "this process was forked from a worker after join, and is none itself: train in the process that "
+                "called join, or call join in this one, after the fork"
+            )
+        if self.averaging:
+            raise InputError(
+                "optimizer.step() inside swarm.averaged(): the block shows the mean model, and each worker gets its "
+                "own back at the end of it: evaluate inside, train outside"
+            )
 
     # State transfer (collectives/state_transfer.py)
 

@@ -1,0 +1,50 @@
+"""Says for whom the user's thread waits, if it waits for long: they may never come."""
+
+from __future__ import annotations
+
+import time
+
+from gossamer.process.events import EventKind, Events
+from gossamer.process.runtime.join_facts import name_ranks
+from gossamer.process.store.heartbeats import Heartbeats, Progress
+
+SAY_AFTER_S = 10.0
+
+
+class FinishWait:
+    """The wait of ``finish`` for the workers that still train. It is said once, if they make no steps."""
+
+    def __init__(self, everybody: range, heartbeats: Heartbeats, events: Events) -> None:
+        self._others = [rank for rank in everybody if rank != heartbeats.rank]
+        self._heartbeats, self._events = heartbeats, events
+        self._progress: dict[int, Progress] = {}
+        self._moved_at = time.monotonic()
+        self._said = False
+
+    def poll(self) -> None:
+        """Call it while the wait lasts."""
+        if self._said:
+            return
+        now, progress = time.monotonic(), dict(self._heartbeats.progress)
+        if progress != self._progress:
+            self._progress, self._moved_at = progress, now
+        if now - self._moved_at < SAY_AFTER_S:
+            return
+        self._said = True
+        waited_for = [
+            rank for rank in self._others if rank not in self._heartbeats.lost and not self._heartbeats.done(rank)
+        ]
+        if waited_for:
+            text = (
+                f"finish() waits for {name_ranks(waited_for)}, without a step for {SAY_AFTER_S:.0f} s: all workers "
+                "must call finish(), and finish several swarms in the same order"
+            )
+            self._events.add(EventKind.WAITING, text)
+
+
+def series_line(name: str, missing: list[int]) -> str:
+    """Return the line about a call that waits for workers."""
+    return (
+        f"swarm.{name} has waited for {SAY_AFTER_S:.0f} s for {name_ranks(missing)}: all workers must call it, "
+        "equally often and in the same order"
+    )
