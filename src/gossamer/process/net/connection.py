@@ -84,7 +84,7 @@ class Connection:
     def send(self, *buffers: Buffer, deadline: float | None) -> None:
         """Send all of ``buffers``, one after the other. TimeoutError or ConnectionError if that does not succeed."""
         views = [view for buffer in buffers if (view := memoryview(buffer).cast("B")).nbytes]
-        with self._in_use():
+        with self.in_use():
             while views:
                 sent = self._send_some(views)
                 if sent is None:
@@ -98,7 +98,7 @@ class Connection:
     def receive_into(self, buffer: Buffer, deadline: float | None) -> None:
         """Fill ``buffer``. TimeoutError or ConnectionError if that does not succeed."""
         view = memoryview(buffer).cast("B")
-        with self._in_use():
+        with self.in_use():
             while view.nbytes:
                 received = self._receive_some(view)
                 if received is None:
@@ -116,7 +116,7 @@ class Connection:
 
     def send_some(self, *buffers: Buffer) -> int | None:
         """Send what the kernel takes now and return how much that is; None: nothing."""
-        with self._in_use():
+        with self.in_use():
             return self._send_some([memoryview(buffer).cast("B") for buffer in buffers])
 
     def receive_some(self, buffer: Buffer) -> int | None:
@@ -124,7 +124,7 @@ class Connection:
 
         With TLS there may be more although the socket is not readable: call it until it returns None.
         """
-        with self._in_use():
+        with self.in_use():
             return self._receive_some(memoryview(buffer).cast("B"))
 
     def handshake_some(self) -> int | None:
@@ -155,7 +155,7 @@ class Connection:
             self.socket.close()
 
     @contextlib.contextmanager
-    def _in_use(self) -> Iterator[None]:
+    def in_use(self) -> Iterator[None]:
         """Keep the descriptor: one that is closed under a waiting thread may belong to another connection soon."""
         with self._lock:
             if self._closed:

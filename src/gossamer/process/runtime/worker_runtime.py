@@ -20,6 +20,8 @@ from gossamer.process.collectives.groups import Groups
 from gossamer.process.collectives.membership import BACKGROUND, FOREGROUND, StepRetry
 from gossamer.process.events import EventKind
 from gossamer.process.lifecycle import Phase, TrainingEnded
+from gossamer.process.net.identity import Identity
+from gossamer.process.net.listener import Listener
 from gossamer.process.pairwise.exchanges import PairwiseExchanges
 from gossamer.process.runtime.driver import Driver
 from gossamer.process.runtime.effect_handler import EffectHandler
@@ -32,6 +34,7 @@ from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.staging import Staging
 from gossamer.process.runtime.worker_state import WorkerState
 from gossamer.process.store.heartbeats import Heartbeats, HeartbeatThread, Progress
+from gossamer.process.store.listener_addresses import ListenerAddresses
 from gossamer.process.store.parsing import Refusals, read_address, read_time
 from gossamer.process.store.rank_info import START_TIMEOUT_S, RankInfo, local_address
 from gossamer.recording import Recorder
@@ -110,7 +113,11 @@ class WorkerRuntime:
         builder = GroupBuilder(self.rank, self.store)
         # A method that averages in the background only also rebuilds its membership there, so no step waits for it.
         self._owner = BACKGROUND if has_background and not method.lockstep else FOREGROUND
-        self.refusals = Refusals(lambda text: self.state.events.add(EventKind.REFUSED, text))
+        refused = partial(events.add, EventKind.REFUSED)
+        self.refusals = Refusals(refused)
+        identity = Identity(self.rank, rank_info.prefix)
+        self.listener = Listener(local_address(rank_info.host), identity=identity, on_refused=refused)
+        self.addresses = ListenerAddresses(self.rank, self.listener.address, self.store, self.refusals)
         self.groups = Groups(
             topology.workers, builder, self.heartbeats, self.state, self.lifecycle, self.refusals, self._owner
         )
@@ -119,7 +126,7 @@ class WorkerRuntime:
         if codec is not None:
             links = Links(codec, seed, self.rank)
             encoded = EncodedMeans(self.groups, staging, partial(MeanLink, codec, seed + self.rank))
-        self.exchanges = PairwiseExchanges(self.state, neighbours, builder, self.heartbeats, links)
+        self.exchanges = PairwiseExchanges(self.state, neighbours, self.listener, self.heartbeats, links)
         self.effects = EffectHandler(self.state, self.groups, self.exchanges, encoded)
         self.driver = Driver(self.state, self.effects)
         self._turns = itertools.cycle(self.everybody)
@@ -143,6 +150,8 @@ class WorkerRuntime:
         self.store.on_move.append(self._republish)
         self.heartbeats.beat()
         self._handshake.run()
+        for rank in self.exchanges.peers.neighbours:
+            self._find_neighbour(rank)
         train = self.groups.train
         # "started" is published once everybody has joined: a worker that reads it before it has joined comes back.
         self._join_until = time.monotonic() + self._timeout_s
@@ -210,8 +219,6 @@ class WorkerRuntime:
         self.driver.start_background()
         until = time.monotonic() + STATE_TIMEOUT_S
         while pairing.needs_state and time.monotonic() < until and not self.others_done():
-            # The heartbeat thread looks for connections too, but less often.
-            self.exchanges.peers.poll()
             time.sleep(0.01)
         pairing.needs_state = False
 
@@ -220,6 +227,7 @@ class WorkerRuntime:
     def _publish(self) -> None:
         """Publish the address of our spare store, and whether we are done: an earlier process of this rank may be."""
         self.store.set(f"address/{self.rank}", self._spare_address)
+        self.addresses.publish()
         self.heartbeats.publish_done(self.lifecycle.done)
 
     def _republish(self) -> None:
@@ -246,6 +254,13 @@ class WorkerRuntime:
         address = self.refusals.checked(key, published, read_address(published))
         if address is not None:
             self.store.spares[rank] = address
+        if rank in self.exchanges.peers.neighbours and self.exchanges.peers.edge(rank) is None:
+            self._find_neighbour(rank)
+
+    def _find_neighbour(self, rank: int) -> None:
+        address = self.addresses.find(rank)
+        if address is not None:
+            self.exchanges.peers.set_address(rank, address)
 
     def _poll(self) -> None:
         """Maintain the connections. Runs in the heartbeat thread, ten times a second."""
@@ -260,7 +275,6 @@ class WorkerRuntime:
 
     def _watch(self) -> None:
         """Look for workers that are missing and may come back. Costs nothing while all are there."""
-        self.exchanges.peers.poll()
         self.groups.watch()
 
     def others_done(self) -> bool:
@@ -279,6 +293,7 @@ class WorkerRuntime:
         self._heartbeat_thread.close()
         self.groups.disconnect()
         self.driver.join(CLOSE_TIMEOUT_S)
+        self.listener.close()
         self.store.close()
 
     def finish_training(self) -> None:
