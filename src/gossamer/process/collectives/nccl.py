@@ -27,10 +27,6 @@ def connect(store: dist.Store, name: str, rank: int, size: int) -> Any:
     return dist.ProcessGroupNCCL(dist.PrefixStore(name, store), rank, size, dist.ProcessGroupNCCL.Options())
 
 
-def is_nccl(group: Any) -> bool:
-    return dist.is_nccl_available() and isinstance(group, dist.ProcessGroupNCCL)
-
-
 def disconnect(group: Any) -> None:
     """Abort what is in flight in ``group``, so that waiting threads notice."""
     group.abort()

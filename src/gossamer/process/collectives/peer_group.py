@@ -16,6 +16,7 @@ the same order. A member that dies or closes its connections ends the collective
 from __future__ import annotations
 
 import struct
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -37,8 +38,9 @@ PIECE_BYTES = 1 << 18
 SHORT_BYTES = 1 << 16
 """Up to this size, of all members' parts together, the number of rounds counts, not that of bytes."""
 
+_REDUCE, _GATHER_SHORT, _GATHER_RING, _BROADCAST, _ALL_TO_ALL, _EXCHANGE = range(1, 7)
 _HEAD = struct.Struct("<qq")
-"""In front of all messages of a collective over one connection: its number in this group, and the bytes of a part."""
+"""What each member sends first in a collective: which one it is, and the bytes of a part."""
 
 _WORDS = struct.Struct(f"<{NUM_WORDS}d")
 _RECEIPT = b"received"
@@ -51,26 +53,40 @@ class GroupFailed(RuntimeError):
 class Pending:
     """A collective that is to be waited for. Everything happens in ``wait``, in the thread that calls it."""
 
-    def __init__(self, run: Callable[[float], None]) -> None:
-        self._run = run
+    def __init__(self, group: PeerGroup, run: Callable[[float], None]) -> None:
+        self._group, self._run = group, run
 
-    def wait(self, timeout_s: float) -> None:
-        """Communicate; ``GroupFailed`` if that does not succeed in time."""
+    def wait(self, timeout_s: float, abandoned: Callable[[], bool] = lambda: False) -> None:
+        """Communicate; ``GroupFailed`` if that does not succeed in time, or once it is ``abandoned()``."""
+        group = self._group
+        group.abandoned = abandoned
         try:
-            self._run(time.monotonic() + timeout_s)
+            with group.busy:
+                self._run(time.monotonic() + timeout_s)
         except OSError as error:
             raise GroupFailed(str(error)) from None
+        finally:
+            if group.released:
+                group.close()
 
 
 class PeerGroup:
     """One member's view of a group. All members call the same collectives in the same order, from one thread each."""
 
-    def __init__(self, rank: int, size: int, connect: Callable[[int, float], Connection]) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        connect: Callable[[int, float], Connection],
+        on_close: Callable[[], None] = lambda: None,
+    ) -> None:
         """``connect(member, deadline)`` returns the connection to a member, when it is first needed."""
-        self._rank, self._size, self._connect = rank, size, connect
+        self._rank, self._size, self._connect, self._on_close = rank, size, connect, on_close
         self._connections: dict[int, Connection] = {}
-        self._num_collectives = 0
-        self._closed = False
+        self.busy = threading.Lock()
+        """Held during a collective."""
+        self.abandoned: Callable[[], bool] = lambda: False
+        self.closed = self.released = False
 
     def rank(self) -> int:
         return self._rank
@@ -80,9 +96,17 @@ class PeerGroup:
 
     def close(self) -> None:
         """Close all connections: whoever waits here or at their other ends gets ``GroupFailed``."""
-        self._closed = True
+        self.closed = True
         for connection in list(self._connections.values()):
             connection.close()
+        self._on_close()
+
+    def release(self) -> None:
+        """Close all connections once the collective in progress, if any, is over here."""
+        self.released = True
+        if self.busy.acquire(blocking=False):
+            self.busy.release()
+            self.close()
 
     # Collectives. Their arguments are those of torch's process groups.
 
@@ -90,19 +114,19 @@ class PeerGroup:
         """Replace a tensor by the sum over all members."""
         (tensor,) = tensors
         short = tensor.nbytes * self._size <= SHORT_BYTES
-        return Pending(lambda deadline: (self._add_gathered if short else self._ring_reduce)(tensor, deadline))
+        return Pending(self, lambda deadline: (self._add_gathered if short else self._ring_reduce)(tensor, deadline))
 
     def allgather(self, outputs: list[list[Tensor]], tensors: list[Tensor], options: Any = None) -> Pending:
         """Gather the tensors of all members, which have the same size."""
-        return Pending(lambda deadline: self._gather(outputs[0], tensors[0], deadline))
+        return Pending(self, lambda deadline: self._gather(outputs[0], tensors[0], deadline))
 
     def broadcast(self, tensors: list[Tensor], root: int) -> Pending:
         """Replace a tensor by that of member ``root``."""
-        return Pending(lambda deadline: self._broadcast(tensors[0], root, deadline))
+        return Pending(self, lambda deadline: self._broadcast(tensors[0], root, deadline))
 
     def alltoall_base(self, received: Tensor, sent: Tensor, *_: Any) -> Pending:
         """Send row i of ``sent`` to member i, receive row i of ``received`` from it."""
-        return Pending(lambda deadline: self._all_to_all(received, sent, deadline))
+        return Pending(self, lambda deadline: self._all_to_all(received, sent, deadline))
 
     def exchange(
         self,
@@ -120,7 +144,9 @@ class PeerGroup:
         """
         peer = 1 - self._rank
         to, source = peer if to is None else to, peer if source is None else source
-        return Pending(lambda deadline: self._exchange(sent, received, to, source, words, received_words, deadline))
+        return Pending(
+            self, lambda deadline: self._exchange(sent, received, to, source, words, received_words, deadline)
+        )
 
     # How they work
 
@@ -128,52 +154,56 @@ class PeerGroup:
         if member not in flows_by_member:
             if member not in self._connections:
                 self._connections[member] = self._connect(member, deadline)
-                if self._closed:
+                if self.closed:
                     self._connections[member].close()
             flows_by_member[member] = Flow(self._connections[member])
         return flows_by_member[member]
 
-    def _head(self, part_bytes: int) -> memoryview:
-        return memoryview(_HEAD.pack(self._num_collectives, part_bytes))
+    def _run(self, by_member: dict[int, Flow], deadline: float) -> None:
+        flows.run(list(by_member.values()), deadline, self._check)
 
-    def _check_head(self, head: bytearray, member: int, part_bytes: int) -> None:
-        number, their_bytes = _HEAD.unpack(head)
-        if (number, their_bytes) != (self._num_collectives, part_bytes):
-            raise GroupFailed(
-                f"member {member} is in collective {number} with {their_bytes} bytes, "
-                f"this one in {self._num_collectives} with {part_bytes}"
-            )
+    def _check(self) -> None:
+        if self.abandoned():
+            raise ConnectionError("the group was given up")
 
     def _move(
         self,
+        kind: int,
         sends: dict[int, list[memoryview]],
         receives: dict[int, Incoming],
         part_bytes: int,
         deadline: float,
     ) -> None:
         """Send to some members and receive from some, which may be the same ones."""
+        head = memoryview(_HEAD.pack(kind, part_bytes))
         by_member: dict[int, Flow] = {}
         for member in sorted({*sends, *receives}):
             flow = self._flow(by_member, member, deadline)
             if member in sends:
-                flow.outgoing.extend((self._head(part_bytes), *filter(len, sends[member])))
+                flow.outgoing.extend((head, *filter(len, sends[member])))
             if member in receives:
-                flow.incoming = self._headed(receives[member], member, part_bytes)
-        flows.run(list(by_member.values()), deadline)
+                flow.incoming = _headed(receives[member], kind, member, part_bytes)
+        self._run(by_member, deadline)
 
-    def _headed(self, incoming: Incoming, member: int, part_bytes: int) -> Incoming:
-        head = bytearray(_HEAD.size)
-        yield memoryview(head)
-        self._check_head(head, member, part_bytes)
-        yield from incoming
+    def _around(
+        self, kind: int, outgoing: deque[memoryview], incoming: Incoming, part_bytes: int, deadline: float
+    ) -> None:
+        """Send to the following member of the ring while receiving from the preceding one."""
+        following, preceding = (self._rank + 1) % self._size, (self._rank - 1) % self._size
+        by_member: dict[int, Flow] = {}
+        for member in sorted({following, preceding}):
+            self._flow(by_member, member, deadline)
+        outgoing.appendleft(memoryview(_HEAD.pack(kind, part_bytes)))
+        by_member[following].outgoing = outgoing
+        by_member[preceding].incoming = _headed(incoming, kind, preceding, part_bytes)
+        self._run(by_member, deadline)
 
     def _ring_reduce(self, tensor: Tensor, deadline: float) -> None:
-        self._num_collectives += 1
         rank, size = self._rank, self._size
         vector = tensor.view(-1)
         pieces = [_pieces(segment) for segment in torch.tensor_split(vector, size)]
         scratch = vector.new_empty(max(len(piece) for segment in pieces for piece in segment))
-        outgoing: deque[memoryview] = deque()
+        outgoing = deque(view(piece) for piece in pieces[rank])
 
         def incoming() -> Incoming:
             for step in range(size - 1):
@@ -188,15 +218,7 @@ class PeerGroup:
                     if step < size - 2:
                         outgoing.append(view(piece))
 
-        by_member: dict[int, Flow] = {}
-        following, preceding = (rank + 1) % size, (rank - 1) % size
-        for member in sorted({following, preceding}):
-            self._flow(by_member, member, deadline)
-        by_member[following].outgoing = outgoing
-        outgoing.append(self._head(vector.nbytes))
-        outgoing.extend(view(piece) for piece in pieces[rank])
-        by_member[preceding].incoming = self._headed(incoming(), preceding, vector.nbytes)
-        flows.run(list(by_member.values()), deadline)
+        self._around(_REDUCE, outgoing, incoming(), vector.nbytes, deadline)
 
     def _add_gathered(self, tensor: Tensor, deadline: float) -> None:
         parts = [torch.empty_like(tensor) for _ in range(self._size)]
@@ -217,23 +239,16 @@ class PeerGroup:
         """After the round of distance d a member has the parts of the 2d members from itself on."""
         rank, size, distance = self._rank, self._size, 1
         while distance < size:
-            self._num_collectives += 1
             count = min(distance, size - distance)
             sent = [parts[(rank + index) % size] for index in range(count)]
             arriving = [parts[(rank + distance + index) % size] for index in range(count)]
             to, source = (rank - distance) % size, (rank + distance) % size
-            self._move({to: sent}, {source: _fill(arriving)}, len(parts[0]), deadline)
+            self._move(_GATHER_SHORT, {to: sent}, {source: _fill(arriving)}, len(parts[0]), deadline)
             distance *= 2
 
     def _gather_ring(self, parts: list[memoryview], deadline: float) -> None:
-        self._num_collectives += 1
         rank, size = self._rank, self._size
-        following, preceding = (rank + 1) % size, (rank - 1) % size
-        by_member: dict[int, Flow] = {}
-        for member in sorted({following, preceding}):
-            self._flow(by_member, member, deadline)
-        outgoing = by_member[following].outgoing
-        outgoing.extend((self._head(len(parts[0])), parts[rank]))
+        outgoing = deque([parts[rank]])
 
         def incoming() -> Incoming:
             for step in range(1, size):
@@ -244,11 +259,9 @@ class PeerGroup:
                     if step < size - 1:
                         outgoing.append(piece)
 
-        by_member[preceding].incoming = self._headed(incoming(), preceding, len(parts[0]))
-        flows.run(list(by_member.values()), deadline)
+        self._around(_GATHER_RING, outgoing, incoming(), len(parts[0]), deadline)
 
     def _broadcast(self, tensor: Tensor, root: int, deadline: float) -> None:
-        self._num_collectives += 1
         size, place = self._size, (self._rank - root) % self._size
         whole = view(tensor)
         children = []
@@ -259,17 +272,17 @@ class PeerGroup:
             distance *= 2
         if place:
             parent = (place - distance + root) % size
-            self._move({}, {parent: _fill([whole])}, len(whole), deadline)
+            self._move(_BROADCAST, {}, {parent: _fill([whole])}, len(whole), deadline)
         # The child with the most children of its own comes first.
-        self._move({child: [whole] for child in reversed(children)}, {}, len(whole), deadline)
+        self._move(_BROADCAST, {child: [whole] for child in reversed(children)}, {}, len(whole), deadline)
 
     def _all_to_all(self, received: Tensor, sent: Tensor, deadline: float) -> None:
         rank, size = self._rank, self._size
         received[rank].copy_(sent[rank])
         for distance in range(1, size):
-            self._num_collectives += 1
             to, source = (rank + distance) % size, (rank - distance) % size
-            self._move({to: [view(sent[to])]}, {source: _fill([view(received[source])])}, sent[0].nbytes, deadline)
+            arriving = _fill([view(received[source])])
+            self._move(_ALL_TO_ALL, {to: [view(sent[to])]}, {source: arriving}, sent[0].nbytes, deadline)
 
     def _exchange(
         self,
@@ -281,7 +294,6 @@ class PeerGroup:
         received_words: list[float] | None,
         deadline: float,
     ) -> None:
-        self._num_collectives += 1
         by_member: dict[int, Flow] = {}
         for member in sorted({*([] if sent is None else [to]), *([] if received is None else [source])}):
             self._flow(by_member, member, deadline)
@@ -289,11 +301,8 @@ class PeerGroup:
 
         def vector() -> Incoming:
             if received is not None:
-                head = bytearray(_HEAD.size)
-                yield memoryview(head)
-                self._check_head(head, source, received.nbytes)
-                yield memoryview(their_words)
-                yield view(received)
+                arriving = _fill([memoryview(their_words), view(received)])
+                yield from _headed(arriving, _EXCHANGE, source, received.nbytes)
                 by_member[source].outgoing.append(memoryview(_RECEIPT))
 
         def receipt() -> Incoming:
@@ -302,7 +311,8 @@ class PeerGroup:
 
         if sent is not None:
             padded = (*words, *(0.0 for _ in range(NUM_WORDS - len(words))))
-            by_member[to].outgoing.extend((self._head(sent.nbytes), memoryview(_WORDS.pack(*padded))))
+            head = _HEAD.pack(_EXCHANGE, sent.nbytes) + _WORDS.pack(*padded)
+            by_member[to].outgoing.append(memoryview(head))
             if sent.nbytes:
                 by_member[to].outgoing.append(view(sent))
         if to == source and by_member:
@@ -312,7 +322,7 @@ class PeerGroup:
                 by_member[source].incoming = vector()
             if sent is not None:
                 by_member[to].incoming = receipt()
-        flows.run(list(by_member.values()), deadline)
+        self._run(by_member, deadline)
         if received_words is not None:
             received_words[:] = _WORDS.unpack(their_words)
 
@@ -327,6 +337,16 @@ def view(tensor: Tensor) -> memoryview:
 
 def _pieces(segment: Tensor) -> Sequence[Tensor]:
     return segment.split(max(PIECE_BYTES // segment.element_size(), 1)) if len(segment) else ()
+
+
+def _headed(incoming: Incoming, kind: int, member: int, part_bytes: int) -> Incoming:
+    """Check that the member is in the same collective first."""
+    head = bytearray(_HEAD.size)
+    yield memoryview(head)
+    theirs = _HEAD.unpack(head)
+    if theirs != (kind, part_bytes):
+        raise GroupFailed(f"member {member} is in collective {theirs}, this one in {(kind, part_bytes)}")
+    yield from incoming
 
 
 def _fill(views: list[memoryview]) -> Incoming:

@@ -18,6 +18,7 @@ from gossamer.process.net.connection import Connection
 Incoming = Generator[memoryview, None, None]
 """Yields the memory to fill next; its end is the end of what this flow receives."""
 
+CHECK_S = 0.5
 MAX_BUFFERS = 16
 """So many buffers are offered to one system call."""
 
@@ -81,7 +82,7 @@ def send_queued(connection: Connection, queue: deque[memoryview]) -> bool:
 def run(flows: Sequence[Flow], deadline: float, check: Callable[[], None] = lambda: None) -> None:
     """Move everything; TimeoutError or ConnectionError if that does not succeed. ``deadline``: of ``time.monotonic()``.
 
-    ``check()`` is called whenever this thread has waited, and may raise.
+    ``check()`` is called now and then while this thread waits, and may raise.
     """
     with contextlib.ExitStack() as stack:
         poll = select.poll()
@@ -115,5 +116,5 @@ def run(flows: Sequence[Flow], deadline: float, check: Callable[[], None] = lamb
             left_s = deadline - time.monotonic()
             if left_s <= 0:
                 raise TimeoutError("the other end did not answer in time")
-            poll.poll(left_s * 1000)
-            check()
+            if not poll.poll(min(left_s, CHECK_S) * 1000):
+                check()

@@ -16,6 +16,7 @@ from gossamer.methods.contract import check_declaration
 from gossamer.process.collectives import nccl
 from gossamer.process.collectives.encoded_mean import EncodedMeans
 from gossamer.process.collectives.group_builder import GroupBuilder
+from gossamer.process.collectives.group_connections import GroupConnections
 from gossamer.process.collectives.groups import Groups
 from gossamer.process.collectives.membership import BACKGROUND, FOREGROUND, StepRetry
 from gossamer.process.events import EventKind
@@ -110,7 +111,6 @@ class WorkerRuntime:
             self.state.watch.close()
             self.store.close()
             raise
-        builder = GroupBuilder(self.rank, self.store)
         # A method that averages in the background only also rebuilds its membership there, so no step waits for it.
         self._owner = BACKGROUND if has_background and not method.lockstep else FOREGROUND
         refused = partial(events.add, EventKind.REFUSED)
@@ -118,6 +118,8 @@ class WorkerRuntime:
         identity = Identity(self.rank, rank_info.prefix)
         self.listener = Listener(local_address(rank_info.host), identity=identity, on_refused=refused)
         self.addresses = ListenerAddresses(self.rank, self.listener.address, self.store, self.refusals)
+        self._connections = GroupConnections(self.rank, self.listener, self.addresses.find)
+        builder = GroupBuilder(self.rank, self.store, self._connections)
         self.groups = Groups(
             topology.workers, builder, self.heartbeats, self.state, self.lifecycle, self.refusals, self._owner
         )
@@ -293,6 +295,7 @@ class WorkerRuntime:
         self._heartbeat_thread.close()
         self.groups.disconnect()
         self.driver.join(CLOSE_TIMEOUT_S)
+        self._connections.close()
         self.listener.close()
         self.store.close()
 
