@@ -19,9 +19,10 @@ from gossamer.errors import InputError
 from gossamer.process.collectives import gloo, group_builder
 from gossamer.process.collectives.group_builder import GroupBuilder
 from gossamer.process.collectives.membership import STUCK_S
-from gossamer.process.store.failover_store import host_store
+from gossamer.process.store.addresses import local_address
 from gossamer.process.store.heartbeats import DEAD_S, Heartbeats, HeartbeatThread
-from gossamer.process.store.rank_info import RankInfo, local_address
+from gossamer.process.store.home_store import HostedStore, host_home
+from gossamer.process.store.rank_info import RankInfo
 
 POLL_S = 0.01
 MEET_TIMEOUT_S = 30.0
@@ -31,7 +32,7 @@ MESSAGE_TIMEOUT_S = 120.0
 START_TIMEOUT_S = 120.0
 """How long the others may take to start."""
 
-_HOSTED: dict[int, dist.Store] = {}
+_HOSTED: dict[int, HostedStore] = {}
 """Stores hosted by this process, by port."""
 
 
@@ -42,7 +43,7 @@ def keep_store_alive(rank_info: RankInfo) -> None:
     again in between would forget the keys of faster workers.
     """
     if rank_info.hosts_store and rank_info.port not in _HOSTED:
-        _HOSTED[rank_info.port] = host_store(rank_info.host, rank_info.port, START_TIMEOUT_S)
+        _HOSTED[rank_info.port] = host_home(rank_info.home, rank_info.identity())
 
 
 class WorkerLost(Exception):

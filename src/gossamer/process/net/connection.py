@@ -137,6 +137,8 @@ class Connection:
             return select.POLLIN
         except ssl.SSLWantWriteError:
             return select.POLLOUT
+        except ConnectionError:
+            raise Refused(Reason.CUT_OFF) from None
         except (OSError, ValueError):
             raise Refused(Reason.TLS) from None
         return None

@@ -20,6 +20,7 @@ from gossamer.process.collectives.groups import Groups
 from gossamer.process.collectives.membership import BACKGROUND, FOREGROUND, StepRetry
 from gossamer.process.events import EventKind
 from gossamer.process.lifecycle import Phase, TrainingEnded
+from gossamer.process.net.secret import NO_SECRET, is_loopback
 from gossamer.process.pairwise.exchanges import PairwiseExchanges
 from gossamer.process.runtime.driver import Driver
 from gossamer.process.runtime.effect_handler import EffectHandler
@@ -31,9 +32,11 @@ from gossamer.process.runtime.peer_watch import PeerWatch
 from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.staging import Staging
 from gossamer.process.runtime.worker_state import WorkerState
+from gossamer.process.store.addresses import local_address
 from gossamer.process.store.heartbeats import Heartbeats, HeartbeatThread, Progress
 from gossamer.process.store.parsing import Refusals, read_address, read_time
-from gossamer.process.store.rank_info import START_TIMEOUT_S, RankInfo, local_address
+from gossamer.process.store.rank_claim import RankClaim
+from gossamer.process.store.rank_info import START_TIMEOUT_S, RankInfo
 from gossamer.recording import Recorder
 from gossamer.topology import Topology
 from gossamer.wire import Codec, Links, MeanLink
@@ -92,7 +95,12 @@ class WorkerRuntime:
         """The run had begun when this worker joined: it, or an earlier process of it, was away."""
 
         events = self.state.events
-        self.store = rank_info.connect_store(timeout_s, partial(events.add, EventKind.WAITING))
+        refused = partial(events.add, EventKind.REFUSED)
+        self.store = rank_info.connect_store(timeout_s, partial(events.add, EventKind.WAITING), refused)
+        if rank_info.workers > 1 and not rank_info.secret and not is_loopback(rank_info.host):
+            events.add(EventKind.UNPROTECTED, NO_SECRET)
+        self._address = self.store.listen(local_address(rank_info.host))
+        self._claim = RankClaim(self.store, self._address)
         self.heartbeats = Heartbeats(self.rank, self.store)
         history = self.state.history
         self.heartbeats.own_progress = lambda: Progress(history.steps, history.busy_s)
@@ -103,6 +111,7 @@ class WorkerRuntime:
         try:
             # Before anything is published: a worker that does not fit a run that has begun must not disturb it.
             self._handshake.check_run()
+            self._claim.make()
         except BaseException:
             self.state.watch.close()
             self.store.close()
@@ -125,7 +134,7 @@ class WorkerRuntime:
         self._turns = itertools.cycle(self.everybody)
         self._heartbeat_thread = HeartbeatThread(self.heartbeats, self._poll, self._watch)
         try:
-            self._join(rank_info)
+            self._join()
         except BaseException:
             self.close()
             raise
@@ -135,10 +144,8 @@ class WorkerRuntime:
 
     # Joining
 
-    def _join(self, rank_info: RankInfo) -> None:
+    def _join(self) -> None:
         """Start from rank 0's weights and buffers, or take over the state of the others if the run has begun."""
-        host, port = self.store.host_spare(local_address(rank_info.host))
-        self._spare_address = f"{host} {port}"
         self._publish()
         self.store.on_move.append(self._republish)
         self.heartbeats.beat()
@@ -218,8 +225,8 @@ class WorkerRuntime:
     # The store
 
     def _publish(self) -> None:
-        """Publish the address of our spare store, and whether we are done: an earlier process of this rank may be."""
-        self.store.set(f"address/{self.rank}", self._spare_address)
+        """Publish the address at which we listen, and whether we are done: an earlier process of this rank may be."""
+        self.store.set(f"address/{self.rank}", "{} {}".format(*self._address))
         self.heartbeats.publish_done(self.lifecycle.done)
 
     def _republish(self) -> None:
@@ -227,6 +234,7 @@ class WorkerRuntime:
 
         "started" comes last: a worker that comes back and reads it finds the generation of the others.
         """
+        self._claim.republish()
         self._publish()
         self.heartbeats.beat()
         if not self._joined:
