@@ -33,17 +33,24 @@ class Server:
         self.listener = Listener(HOST, identity=MEMBER)
         self.store = StoreServer(self.listener)
         self.loop = Loop("client")
+        self._clients: list[StoreClient] = []
 
     def client(self) -> StoreClient:
-        return StoreClient(self.listener.address, MEMBER, self.loop, 20.0)
+        self._clients.append(StoreClient(self.listener.address, MEMBER, self.loop, 20.0))
+        return self._clients[-1]
+
+    def close(self) -> None:
+        for client in self._clients:
+            client.close()
+        self.listener.close()
+        self.loop.close()
 
 
 @pytest.fixture
 def server() -> Iterator[Server]:
     server = Server()
     yield server
-    server.listener.close()
-    server.loop.close()
+    server.close()
 
 
 def test_requests(server: Server) -> None:

@@ -26,6 +26,7 @@ from gossamer.errors import InputError
 from gossamer.process.events import logger
 from gossamer.process.net.identity import Identity
 from gossamer.process.net.secret import find_secret, make_secret
+from gossamer.process.net.tls import find_tls_files, make_tls
 from gossamer.process.store.failover_store import FailoverStore
 from gossamer.process.store.home_store import Home, Host, HostedStore
 from gossamer.process.store.rank_info import RankInfo
@@ -58,7 +59,9 @@ class LocalStore:
     """The store of all runs of one command, hosted by this process."""
 
     def __init__(self) -> None:
-        self._identity = Identity(None, uuid.uuid4().hex, find_secret() or make_secret())
+        self._tls = find_tls_files()
+        tls = None if self._tls is None else make_tls(self._tls)
+        self._identity = Identity(None, uuid.uuid4().hex, find_secret() or make_secret(), tls=tls)
         try:
             self._store = HostedStore(HOST, 0, self._identity, logger.warning)
         except OSError as error:
@@ -68,7 +71,7 @@ class LocalStore:
 
     def rank_info(self, rank: int, workers: int, run: str) -> RankInfo:
         name, secret = self._identity.run, self._identity.secret
-        return RankInfo(rank, workers, HOST, self.port, f"gossamer/{run}/", name, secret, Host.LAUNCHER)
+        return RankInfo(rank, workers, HOST, self.port, f"gossamer/{run}/", name, secret, Host.LAUNCHER, self._tls)
 
     def connect(self, run: str) -> FailoverStore:
         return FailoverStore(Home(HOST, self.port, Host.LAUNCHER, ""), self._identity, f"gossamer/{run}/", 60.0)

@@ -39,6 +39,9 @@ CONNECT_TIMEOUT_S = 5.0
 ANSWER_TIMEOUT_S = 30.0
 """How long what accepts connections may take to answer as a store does."""
 
+TLS_TIMEOUT_S = 3.0
+"""How long a TLS handshake may fail again and again."""
+
 SAY_AFTER_S = 5.0
 """A wait that lasts longer than this is said."""
 
@@ -183,7 +186,10 @@ class HomeStoreWait:
                 client.close()
                 raise InputError(_elsewhere(self.address))
             except (Refused, TimeoutError) as error:
-                if isinstance(error, Refused) and error.reason != Reason.CUT_OFF:
+                since_s = 0.0 if silent_since is None else time.monotonic() - silent_since
+                # A process that is being killed looks like one without the right certificate.
+                patient = {Reason.CUT_OFF: True, Reason.TLS: since_s < TLS_TIMEOUT_S}
+                if isinstance(error, Refused) and not patient.get(error.reason, False):
                     raise InputError(f"no place at the store at {host}:{port}: {_ours(error.reason)}") from None
                 silent_since, cause = silent_since or began, "what listens there does not answer"
             except OSError as error:

@@ -17,6 +17,7 @@ import torch.distributed as dist
 from gossamer.errors import InputError
 from gossamer.process.net.identity import Identity
 from gossamer.process.net.secret import find_secret
+from gossamer.process.net.tls import TlsFiles, find_tls_files, make_tls
 from gossamer.process.store.failover_store import FailoverStore
 from gossamer.process.store.home_store import Home, Host
 
@@ -41,6 +42,8 @@ class RankInfo:
     secret: bytes = field(default=b"", repr=False)
     """Which all processes of the run know, and nobody else; empty: there is none."""
     store_host: Host = Host.RANK_0
+    tls: TlsFiles | None = None
+    """None: connections are not encrypted."""
 
     @property
     def hosts_store(self) -> bool:
@@ -54,7 +57,8 @@ class RankInfo:
 
     def identity(self) -> Identity:
         """Return the identity of one more process of this rank."""
-        return Identity(self.rank, self.run, self.secret)
+        tls = None if self.tls is None else make_tls(self.tls)
+        return Identity(self.rank, self.run, self.secret, tls=tls)
 
     def connect_store(
         self,
@@ -82,8 +86,11 @@ def find_local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")))
 
 
-def find_rank_info() -> RankInfo:
-    """Return this process's rank info for one more join. All workers must call this equally often."""
+def find_rank_info(tls: TlsFiles | None = None) -> RankInfo:
+    """Return this process's rank info for one more join. All workers must call this equally often.
+
+    ``tls``: by default what the environment says.
+    """
     env = os.environ
     rank, workers = find_rank()
     if not 0 <= rank < workers:
@@ -97,7 +104,7 @@ def find_rank_info() -> RankInfo:
     taken = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or (dist.is_available() and dist.is_initialized())
     store_host = Host.RANK_0_ANYWHERE if taken and workers > 1 else Host.RANK_0
     prefix = f"gossamer/{run}/{next(_num_joins)}/"
-    return RankInfo(rank, workers, host, port, prefix, run, find_secret(), store_host)
+    return RankInfo(rank, workers, host, port, prefix, run, find_secret(), store_host, tls or find_tls_files())
 
 
 def started_rank_info() -> RankInfo | None:
