@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
+    from gossamer.process.net.tls import TlsFiles
     from gossamer.process.runtime.swarm import Swarm
     from gossamer.runs.loop_request import PathArgument, TrackerArgument
     from gossamer.virtual.compute.optimizers import MakeOptimizer
@@ -104,6 +105,7 @@ def join(
     transport: str = "gloo",
     loss: Callable[[], Tensor] | None = None,
     timeout: float = 300.0,
+    tls: TlsFiles | None = None,
     out: PathArgument | None = None,
     tracker: TrackerArgument | None = None,
     trace: bool | PathArgument = False,
@@ -144,6 +146,8 @@ def join(
         loss: Only for ``auto``, to time a step: a function that returns the loss of one mini-batch, such as
             ``lambda: loss_fn(model(x), y)``. The model and the optimizer are restored afterwards.
         timeout: How many seconds to wait for the other workers.
+        tls: The certificates for encrypted connections between the workers. By default the files that the environment
+            names (``GOSSAMER_TLS_CERT``, ``GOSSAMER_TLS_KEY``, ``GOSSAMER_TLS_CA``), if any.
         out: A folder for the run, which ``gossamer report`` and ``gossamer watch`` show, during the training too. It
             must be new. All workers give one; on a shared disk, the same.
         tracker: A function ``track(step, scalars)``, the path of a Python file that defines it, or ``tensorboard``,
@@ -180,18 +184,18 @@ def join(
     except InputError as error:
         # The others would wait for this worker.
         with contextlib.suppress(InputError):
-            refuse_start(find_rank_info(), str(error))
+            refuse_start(find_rank_info(tls), str(error))
         raise
     if method == AUTO:
         from gossamer.plan.auto import choose_for_loop
 
         assert loss is not None
-        candidate, verdict = choose_for_loop(find_rank_info(), model, optimizer, loss, timeout)
+        candidate, verdict = choose_for_loop(find_rank_info(tls), model, optimizer, loss, timeout)
         chosen, settings = f"auto: {verdict}", dict(candidate.options)
         method, topology = candidate.method, candidate.topology
         ready = _ready(method, topology, settings, wire, find_rank()[1], seed, optimizer)
     instance, graph, codec = ready
-    rank_info = find_rank_info()
+    rank_info = find_rank_info(tls)
     recorder = None if output is None else output.recorder(rank_info.rank)
     runtime = WorkerRuntime(
         model, optimizer, instance, graph, rank_info, seed, transport, recorder, codec, timeout, output is not None

@@ -4,24 +4,41 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import pytest
+from certificates import make_certificates, openssl
 
+from gossamer.errors import InputError
 from gossamer.process.net import greeting, listener
 from gossamer.process.net.connection import Connection, connect
 from gossamer.process.net.greeting import MAGIC, Reason, Refused
 from gossamer.process.net.identity import Identity
 from gossamer.process.net.listener import Listener
 from gossamer.process.net.messenger import MAX_MESSAGE_BYTES, Messenger
+from gossamer.process.net.tls import VARIABLES, Tls, find_tls_files, make_tls
 
 pytestmark = pytest.mark.timeout(120)
 
 HOST = "127.0.0.1"
 SECRET = b"a secret of some length"
+
+
+@pytest.fixture(scope="module")
+def tls(tmp_path_factory: pytest.TempPathFactory) -> Tls:
+    return make_tls(make_certificates(tmp_path_factory.mktemp("tls")))
+
+
+@pytest.fixture(params=["plain", "tls"])
+def member(request: pytest.FixtureRequest, tls: Tls) -> Identity:
+    """A worker, once without TLS and once with it."""
+    return Identity(1, secret=SECRET, tls=tls if request.param == "tls" else None)
 
 
 class Server:
@@ -54,8 +71,8 @@ class Server:
 
 
 @pytest.fixture
-def server() -> Iterator[Server]:
-    server = Server(Identity(0, secret=SECRET))
+def server(member: Identity) -> Iterator[Server]:
+    server = Server(replace(member, rank=0, incarnation=os.urandom(16)))
     yield server
     server.close()
 
@@ -83,7 +100,7 @@ def listens(address: tuple[str, int]) -> bool:
 
 def serves(server: Server) -> bool:
     """Whether a member is still let in."""
-    ours, theirs = server.pair(Identity(1, secret=SECRET))
+    ours, theirs = server.pair(replace(server.listener.identity, rank=1))
     theirs.send(b"ok", deadline=time.monotonic() + 20)
     served = ours.receive(2, time.monotonic() + 20) == b"ok"
     ours.close()
@@ -91,20 +108,20 @@ def serves(server: Server) -> bool:
     return served
 
 
-def test_both_ends_know_each_other(server: Server) -> None:
-    ours, theirs = server.pair(Identity(3, secret=SECRET, incarnation=b"i" * 16))
+def test_both_ends_know_each_other(server: Server, member: Identity) -> None:
+    ours, theirs = server.pair(replace(member, rank=3, incarnation=b"i" * 16))
     assert (ours.peer_rank, theirs.peer_rank) == (0, 3)
     assert theirs.peer_incarnation == b"i" * 16
     assert ours.peer_incarnation == server.listener.identity.incarnation
     assert server.accepted[-1][1] == b"hello"
-    launcher, theirs = server.pair(Identity(None, secret=SECRET))
+    launcher, theirs = server.pair(replace(member, rank=None))
     assert theirs.peer_rank is None
     ours.close()
     launcher.close()
 
 
-def test_large_buffers_travel_both_ways_at_once(server: Server) -> None:
-    ours, theirs = server.pair(Identity(1, secret=SECRET))
+def test_large_buffers_travel_both_ways_at_once(server: Server, member: Identity) -> None:
+    ours, theirs = server.pair(member)
     data = os.urandom(3_000_000)
     deadline = time.monotonic() + 60
     received = [bytearray(len(data)), bytearray(len(data))]
@@ -122,9 +139,9 @@ def test_large_buffers_travel_both_ways_at_once(server: Server) -> None:
     ours.close()
 
 
-def test_close_wakes_both_ends(server: Server) -> None:
+def test_close_wakes_both_ends(server: Server, member: Identity) -> None:
     before = num_descriptors()
-    ours, theirs = server.pair(Identity(1, secret=SECRET))
+    ours, theirs = server.pair(member)
     errors: list[Exception] = []
 
     def receive(connection: Connection) -> None:
@@ -147,8 +164,8 @@ def test_close_wakes_both_ends(server: Server) -> None:
     assert num_descriptors() == before
 
 
-def test_what_takes_too_long_ends(server: Server) -> None:
-    ours, _ = server.pair(Identity(1, secret=SECRET))
+def test_what_takes_too_long_ends(server: Server, member: Identity) -> None:
+    ours, _ = server.pair(member)
     with pytest.raises(TimeoutError):
         ours.receive(1, time.monotonic() + 0.05)
     with pytest.raises(TimeoutError):
@@ -158,11 +175,11 @@ def test_what_takes_too_long_ends(server: Server) -> None:
         connect(mute.getsockname(), "test", b"", identity=Identity(1), timeout_s=0.1)
 
 
-@pytest.mark.parametrize("identity", [Identity(1), Identity(1, secret=b"wrong"), Identity(1, run="2", secret=SECRET)])
-def test_who_does_not_know_the_secret_stays_outside(server: Server, identity: Identity) -> None:
+@pytest.mark.parametrize("wrong", [{"secret": b""}, {"secret": b"wrong"}, {"run": "2"}])
+def test_who_does_not_know_the_secret_stays_outside(server: Server, member: Identity, wrong: dict[str, Any]) -> None:
     for _ in range(3):
         with pytest.raises(Refused, match="GOSSAMER_SECRET"):
-            server.connect(identity)
+            server.connect(replace(member, **wrong))
     assert soon(lambda: server.listener.refusals[Reason.WRONG_PROOF] == 3)
     (line,) = server.lines
     assert "127.0.0.1" in line
@@ -178,9 +195,9 @@ def test_a_listener_that_does_not_know_the_secret_is_left() -> None:
     stranger.close()
 
 
-def test_a_purpose_that_nobody_serves_is_refused(server: Server) -> None:
+def test_a_purpose_that_nobody_serves_is_refused(server: Server, member: Identity) -> None:
     with pytest.raises(Refused, match="same version"):
-        server.connect(Identity(1, secret=SECRET), "nothing")
+        server.connect(member, "nothing")
     assert soon(lambda: server.listener.refusals[Reason.UNKNOWN_PURPOSE] == 1)
     assert serves(server)
 
@@ -207,6 +224,7 @@ def recorded_greeting(server: Server) -> bytes:
     return b"".join(sent)
 
 
+@pytest.mark.parametrize("member", ["plain"], indirect=True)
 def test_recorded_reflected_and_truncated_greetings_are_refused(server: Server) -> None:
     greeting_bytes = recorded_greeting(server)
     num_accepted = len(server.accepted)
@@ -232,6 +250,7 @@ def test_recorded_reflected_and_truncated_greetings_are_refused(server: Server) 
     assert serves(server)
 
 
+@pytest.mark.parametrize("member", ["plain"], indirect=True)
 def test_a_changed_claim_is_refused(server: Server) -> None:
     """Rank, purpose and hello are part of the proof."""
     honest, sent = Identity(1, secret=SECRET), []
@@ -255,9 +274,51 @@ def test_garbage_is_refused(server: Server) -> None:
                     pass
             except ConnectionError:
                 pass
-    assert soon(lambda: server.listener.refusals[Reason.NOT_OURS] == 3)
+    reason = Reason.TLS if server.listener.identity.tls else Reason.NOT_OURS
+    assert soon(lambda: server.listener.refusals[reason] == 3)
     assert len(server.lines) == 1
     assert serves(server)
+
+
+def test_who_has_no_certificate_of_the_authority_stays_outside(tls: Tls, tmp_path: Path) -> None:
+    server = Server(Identity(0, secret=SECRET, tls=tls))
+    other = make_tls(make_certificates(tmp_path))
+    mixed = Tls(tls.server, ssl.create_default_context(cafile=None))
+    mixed.client.check_hostname, mixed.client.verify_mode = False, ssl.CERT_NONE
+    for wrong in (other, Tls(other.server, tls.client), mixed):
+        if wrong.client is tls.client:
+            # A listener of another authority.
+            stranger = Server(Identity(0, secret=SECRET, tls=Tls(other.server, other.client)))
+            with pytest.raises(Refused, match="TLS"):
+                stranger.connect(Identity(1, secret=SECRET, tls=tls))
+            stranger.close()
+            continue
+        with pytest.raises(Refused, match="TLS"):
+            server.connect(Identity(1, secret=SECRET, tls=wrong))
+    with pytest.raises(OSError):  # noqa: PT011
+        server.connect(Identity(1, secret=SECRET), timeout_s=5.0)
+    assert soon(lambda: server.listener.refusals[Reason.TLS] == 3)
+    assert not server.accepted
+    assert serves(server)
+    server.close()
+
+
+def test_tls_files_that_cannot_be_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = make_certificates(tmp_path)
+    for name in VARIABLES.values():
+        monkeypatch.delenv(name, raising=False)
+    assert find_tls_files() is None
+    monkeypatch.setenv("GOSSAMER_TLS_CERT", files.cert)
+    with pytest.raises(InputError, match="give --tls-key or GOSSAMER_TLS_KEY and --tls-ca or GOSSAMER_TLS_CA too"):
+        find_tls_files()
+    monkeypatch.setenv("GOSSAMER_TLS_KEY", files.key)
+    monkeypatch.setenv("GOSSAMER_TLS_CA", files.ca)
+    assert find_tls_files() == files
+    for wrong in ("/no/such/file", files.ca, str(tmp_path / "locked.pem")):
+        openssl("ec", "-in", files.key, "-aes128", "-passout", "pass:secret", "-out", tmp_path / "locked.pem")
+        monkeypatch.setenv("GOSSAMER_TLS_KEY", wrong)
+        with pytest.raises(InputError, match=r"cannot be used .*expected a certificate, its key without a passphrase"):
+            find_tls_files()
 
 
 def test_ten_thousand_connections_that_are_closed_at_once(server: Server) -> None:
@@ -288,8 +349,8 @@ def test_idle_connections_keep_nobody_out(server: Server, monkeypatch: pytest.Mo
     assert num_descriptors() <= before
 
 
-def test_a_forked_process_holds_no_connection(server: Server) -> None:
-    ours, theirs = server.pair(Identity(1, secret=SECRET))
+def test_a_forked_process_holds_no_connection(server: Server, member: Identity) -> None:
+    ours, theirs = server.pair(member)
     child = os.fork()
     if child == 0:
         time.sleep(20)
@@ -306,8 +367,8 @@ def test_a_forked_process_holds_no_connection(server: Server) -> None:
 class Mailbox:
     """A messenger and what it received."""
 
-    def __init__(self, rank: int, secret: bytes = SECRET) -> None:
-        self.identity = Identity(rank, secret=secret)
+    def __init__(self, rank: int, member: Identity) -> None:
+        self.identity = replace(member, rank=rank, incarnation=os.urandom(16))
         self.listener = Listener(HOST, identity=self.identity)
         self.received: list[tuple[int, bytes]] = []
         self.messenger = Messenger(self.listener, self.identity, lambda rank, data: self.received.append((rank, data)))
@@ -321,8 +382,8 @@ class Mailbox:
 
 
 @pytest.fixture
-def mailboxes() -> Iterator[list[Mailbox]]:
-    mailboxes = [Mailbox(rank) for rank in range(2)]
+def mailboxes(member: Identity) -> Iterator[list[Mailbox]]:
+    mailboxes = [Mailbox(rank, member) for rank in range(2)]
     mailboxes[0].knows(mailboxes[1])
     mailboxes[1].knows(mailboxes[0])
     yield mailboxes
@@ -353,7 +414,7 @@ def test_a_messenger_connects_again(mailboxes: list[Mailbox]) -> None:
     one.close()
     assert soon(lambda: not zero.messenger.connected(1))
     assert not zero.messenger.send(1, b"nobody there")
-    mailboxes[1] = one = Mailbox(1)
+    mailboxes[1] = one = Mailbox(1, zero.identity)
     zero.knows(one)
     assert soon(lambda: zero.messenger.send(1, b"second"))
     assert soon(lambda: one.received == [(0, b"second")])
@@ -362,7 +423,7 @@ def test_a_messenger_connects_again(mailboxes: list[Mailbox]) -> None:
 
 def test_a_peer_that_does_not_read_blocks_nobody(mailboxes: list[Mailbox]) -> None:
     zero, _ = mailboxes
-    silent = Server(Identity(2, secret=SECRET))
+    silent = Server(replace(zero.identity, rank=2))
     silent.listener.register("message", silent.accept)
     zero.messenger.set_address(2, silent.listener.address)
     assert soon(lambda: zero.messenger.send(2, b"x"))
@@ -376,7 +437,7 @@ def test_a_peer_that_does_not_read_blocks_nobody(mailboxes: list[Mailbox]) -> No
 
 def test_a_peer_that_sends_garbage_is_dropped(mailboxes: list[Mailbox]) -> None:
     zero, _ = mailboxes
-    member = Identity(5, secret=SECRET)
+    member = replace(zero.identity, rank=5)
     bad = connect(zero.listener.address, "message", b"", identity=member, timeout_s=20)
     bad.send(b"\xff" * 100, deadline=None)
     with pytest.raises(ConnectionError):

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from gossamer.errors import InputError
@@ -21,13 +20,12 @@ from gossamer.process.collectives.group_builder import GroupBuilder
 from gossamer.process.collectives.group_connections import GroupConnections
 from gossamer.process.collectives.membership import STUCK_S
 from gossamer.process.collectives.peer_group import PeerGroup, Pending
-from gossamer.process.net.identity import Identity
-from gossamer.process.net.listener import Listener
-from gossamer.process.store.failover_store import host_store
+from gossamer.process.store.addresses import local_address
 from gossamer.process.store.heartbeats import DEAD_S, Heartbeats, HeartbeatThread
-from gossamer.process.store.listener_addresses import ListenerAddresses
+from gossamer.process.store.home_store import HostedStore, host_home
 from gossamer.process.store.parsing import Refusals
-from gossamer.process.store.rank_info import RankInfo, local_address
+from gossamer.process.store.rank_info import RankInfo
+from gossamer.process.store.worker_addresses import WorkerAddresses
 
 POLL_S = 0.01
 MESSAGE_TIMEOUT_S = 120.0
@@ -35,7 +33,7 @@ MESSAGE_TIMEOUT_S = 120.0
 START_TIMEOUT_S = 120.0
 """How long the others may take to start."""
 
-_HOSTED: dict[int, dist.Store] = {}
+_HOSTED: dict[int, HostedStore] = {}
 """Stores hosted by this process, by port."""
 
 
@@ -46,7 +44,7 @@ def keep_store_alive(rank_info: RankInfo) -> None:
     again in between would forget the keys of faster workers.
     """
     if rank_info.hosts_store and rank_info.port not in _HOSTED:
-        _HOSTED[rank_info.port] = host_store(rank_info.host, rank_info.port, START_TIMEOUT_S)
+        _HOSTED[rank_info.port] = host_home(rank_info.home, rank_info.identity())
 
 
 class WorkerLost(Exception):
@@ -60,10 +58,10 @@ class ProbeSession:
         self.store = rank_info.connect_store()
         self.heartbeats = Heartbeats(self.rank, self.store)
         self.alive = list(range(self.workers))
-        self._listener = Listener(local_address(rank_info.host), identity=Identity(self.rank, rank_info.prefix))
-        where = ListenerAddresses(self.rank, self._listener.address, self.store, Refusals(lambda text: None))
+        listener = self.store.listen(local_address(rank_info.host))
+        where = WorkerAddresses(self.rank, listener.address, self.store, Refusals(lambda text: None))
         where.publish()
-        self._connections = GroupConnections(self.rank, self._listener, where.find)
+        self._connections = GroupConnections(self.rank, listener, where.find)
         self._builder = GroupBuilder(self.rank, self.store, self._connections)
         self._groups: dict[tuple[str, tuple[int, ...]], PeerGroup] = {}
         self._num_shared = 0
@@ -77,7 +75,6 @@ class ProbeSession:
         for group in self._groups.values():
             group.close()
         self._connections.close()
-        self._listener.close()
         self.store.close()
 
     def share(self, what: str, value: Any, timeout_s: float = MESSAGE_TIMEOUT_S) -> list[Any]:

@@ -127,6 +127,14 @@ class Connection:
         with self.in_use():
             return self._receive_some(memoryview(buffer).cast("B"))
 
+    def has_heard(self) -> bool:
+        """Return whether bytes of the other end are waiting to be read."""
+        try:
+            # Of the socket itself: an SSLSocket cannot peek.
+            return bool(socket.socket.recv(self.socket, 1, socket.MSG_PEEK))
+        except OSError:
+            return False
+
     def handshake_some(self) -> int | None:
         """Go on with the TLS handshake; return the event of ``select.poll`` to wait for, None once it is over."""
         if not isinstance(self.socket, ssl.SSLSocket):
@@ -137,6 +145,8 @@ class Connection:
             return select.POLLIN
         except ssl.SSLWantWriteError:
             return select.POLLOUT
+        except (ConnectionError, ssl.SSLEOFError, ssl.SSLZeroReturnError):
+            raise Refused(Reason.CUT_OFF) from None
         except (OSError, ValueError):
             raise Refused(Reason.TLS) from None
         return None
@@ -190,6 +200,8 @@ class Connection:
                     received = self.socket.recv_into(view)
         except _WOULD_BLOCK:
             return None
+        except ssl.SSLZeroReturnError:
+            received = 0
         except ssl.SSLError as error:
             raise ConnectionError(str(error)) from None
         if received == 0:
@@ -214,26 +226,24 @@ def connect(address: Address, purpose: str, hello: bytes, *, identity: Identity,
     """
     deadline = time.monotonic() + timeout_s
     connection = Connection(wrap(socket.create_connection(address, timeout_s), identity, server_side=False))
+    num_received = 0
     try:
         while (event := connection.handshake_some()) is not None:
             connection._wait(event, deadline)
         steps = greeting.ask(identity, lambda data: connection.send(data, deadline=deadline), purpose, hello)
         wanted = next(steps)
         while True:
-            try:
-                received = connection.receive(wanted, deadline)
-            except ConnectionError:
-                raise Refused(Reason.CUT_OFF) from None
+            received = connection.receive(wanted, deadline)
+            num_received += 1
             wanted = steps.send(received)
     except StopIteration as end:
         connection.greeted(end.value)
         return connection
     except BaseException as error:
         connection.close()
-        if isinstance(error, Refused):
-            raise
-        if isinstance(error, OSError) and not isinstance(error, (ConnectionError, TimeoutError)):
-            raise ConnectionError(str(error)) from None
+        if isinstance(error, ConnectionError) and not isinstance(error, Refused):
+            # With TLS the other end checks our certificate when our part of the handshake is over already.
+            raise Refused(Reason.TLS if connection.is_tls and num_received == 0 else Reason.CUT_OFF) from None
         raise
 
 

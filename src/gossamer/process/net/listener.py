@@ -37,8 +37,12 @@ class Listener:
         *,
         identity: Identity,
         on_refused: Callable[[str], None] = lambda text: None,
+        loop: Loop | None = None,
     ) -> None:
-        """OSError if that is not possible. ``on_refused(text)`` is told once for each reason of a refusal."""
+        """OSError if that is not possible. ``on_refused(text)`` is told once for each reason of a refusal.
+
+        ``loop``: whose thread listens; by default one of its own.
+        """
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.create_server((host, port), family=family, backlog=BACKLOG)
         own(self._socket)
@@ -51,7 +55,8 @@ class Listener:
         self._purposes: dict[str, Accept] = {}
         self._openings: dict[Opening, str] = {}
         """Those in progress, oldest first, and from which host."""
-        self.loop = Loop("gossamer-listener")
+        self._owns_loop = loop is None
+        self.loop = loop or Loop("gossamer-listener")
         self.loop.on_close.append(self._close)
         self.loop.call_soon(self._listen)
 
@@ -64,12 +69,17 @@ class Listener:
 
     def close(self) -> None:
         """Stop listening. Connections that were handed over stay open."""
-        self.loop.close()
+        if self._owns_loop:
+            self.loop.close()
+        else:
+            self.loop.call_soon(self._close)
 
     def _listen(self) -> None:
-        self.loop.watch(self._socket, READ, self._accept)
+        if self._socket.fileno() >= 0:
+            self.loop.watch(self._socket, READ, self._accept)
 
     def _close(self) -> None:
+        self.loop.unwatch(self._socket)
         self._socket.close()
         for opening in list(self._openings):
             opening.connection.close()

@@ -60,17 +60,22 @@ class Loop:
 
     # From any thread
 
+    @property
+    def is_current(self) -> bool:
+        """Whether this is the thread of the loop."""
+        return threading.current_thread() is self._thread
+
     def call_soon(self, call: Callable[[], None]) -> None:
         """Call ``call()`` in the thread."""
         self._calls.append(call)
-        if threading.current_thread() is not self._thread:
+        if not self.is_current:
             self._wake()
 
     def close(self) -> None:
         """End the thread; wait for that, unless this is it."""
         self._closing.set()
         self._wake()
-        if threading.current_thread() is not self._thread:
+        if not self.is_current:
             self._thread.join(JOIN_TIMEOUT_S)
 
     def _wake(self) -> None:
@@ -114,13 +119,17 @@ class Loop:
                 call = heapq.heappop(self._timers)[2].call
                 if call is not None:
                     self._guard(call)
-            for _ in range(len(self._calls)):
-                self._guard(self._calls.popleft())
+            self._run_calls()
+        self._run_calls()
         for call in self.on_close:
             self._guard(call)
         self._selector.close()
         self._waker.close()
         self._woken.close()
+
+    def _run_calls(self) -> None:
+        for _ in range(len(self._calls)):
+            self._guard(self._calls.popleft())
 
     def _guard(self, call: Callable[[], None]) -> bool:
         """A fault in the service of one connection must not end that of all others."""

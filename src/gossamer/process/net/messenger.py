@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable
 
 from gossamer.process.net import greeting
-from gossamer.process.net.connection import Address, Connection, wrap
+from gossamer.process.net.connection import Address, Connection, own, wrap
 from gossamer.process.net.identity import Identity
 from gossamer.process.net.listener import Listener
 from gossamer.process.net.loop import READ, WRITE, Loop
@@ -114,40 +114,40 @@ class Messenger:
     def _connect(self, rank: int) -> None:
         host, port = self._addresses[rank]
         sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        own(sock)
         sock.setblocking(False)
-        try:
-            error = sock.connect_ex((host, port))
-            if error not in (0, errno.EINPROGRESS):
-                raise OSError(error, "cannot connect")
-            connection = Connection(wrap(sock, self._identity, server_side=False))
-        except OSError:
-            sock.close()
-            self._failed(rank)
-            return
 
-        def connected(_: int) -> None:
-            self.loop.unwatch(connection)
-            if connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
-                connection.close()
-                self._failed(rank)
-                return
-            self._connecting[rank] = Opening(
-                self.loop,
-                connection,
-                lambda send: greeting.ask(self._identity, send, PURPOSE, b""),
-                CONNECT_TIMEOUT_S,
-                lambda peer: self._connected(rank, connection),
-                lambda error: self._failed(rank),
-            )
+        def end() -> None:
+            self.loop.unwatch(sock)
+            timer.cancel()
 
         def give_up() -> None:
-            if self._connecting.get(rank, connection) is None and not connection.closed:
-                self.loop.unwatch(connection)
-                connection.close()
-                self._failed(rank)
+            end()
+            sock.close()
+            self._failed(rank)
 
-        self.loop.watch(connection, WRITE, connected)
-        self.loop.call_later(CONNECT_TIMEOUT_S, give_up)
+        def connected(_: int) -> None:
+            if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                give_up()
+                return
+            end()
+            self._greet(rank, Connection(wrap(sock, self._identity, server_side=False)))
+
+        timer = self.loop.call_later(CONNECT_TIMEOUT_S, give_up)
+        if sock.connect_ex((host, port)) in (0, errno.EINPROGRESS):
+            self.loop.watch(sock, WRITE, connected)
+        else:
+            give_up()
+
+    def _greet(self, rank: int, connection: Connection) -> None:
+        self._connecting[rank] = Opening(
+            self.loop,
+            connection,
+            lambda send: greeting.ask(self._identity, send, PURPOSE, b""),
+            CONNECT_TIMEOUT_S,
+            lambda peer: self._connected(rank, connection),
+            lambda error: self._failed(rank),
+        )
 
     def _connected(self, rank: int, connection: Connection) -> None:
         if connection.peer_rank != rank:

@@ -50,11 +50,11 @@ class Opening:
 
     def _go_on(self, _: int) -> None:
         try:
+            self.silent = self.silent and not self.connection.has_heard()
             event = self.connection.handshake_some()
             if event is None:
                 self._greet()
             else:
-                self.silent = False
                 self._loop.watch(self.connection, READ if event == select.POLLIN else WRITE, self._go_on)
         except Refused as error:
             self.fail(error)
@@ -71,7 +71,6 @@ class Opening:
             received = self.connection.receive_some(missing)
             if received is None:
                 return
-            self.silent = False
             self._received += missing[:received]
             if len(self._received) < self._wanted:
                 continue

@@ -21,8 +21,7 @@ from gossamer.process.collectives.groups import Groups
 from gossamer.process.collectives.membership import BACKGROUND, FOREGROUND, StepRetry
 from gossamer.process.events import EventKind
 from gossamer.process.lifecycle import Phase, TrainingEnded
-from gossamer.process.net.identity import Identity
-from gossamer.process.net.listener import Listener
+from gossamer.process.net.secret import NO_SECRET, is_loopback
 from gossamer.process.pairwise.exchanges import PairwiseExchanges
 from gossamer.process.runtime.driver import Driver
 from gossamer.process.runtime.effect_handler import EffectHandler
@@ -34,10 +33,12 @@ from gossamer.process.runtime.peer_watch import PeerWatch
 from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.staging import Staging
 from gossamer.process.runtime.worker_state import WorkerState
+from gossamer.process.store.addresses import local_address
 from gossamer.process.store.heartbeats import Heartbeats, HeartbeatThread, Progress
-from gossamer.process.store.listener_addresses import ListenerAddresses
-from gossamer.process.store.parsing import Refusals, read_address, read_time
-from gossamer.process.store.rank_info import START_TIMEOUT_S, RankInfo, local_address
+from gossamer.process.store.parsing import Refusals, read_time
+from gossamer.process.store.rank_claim import RankClaim
+from gossamer.process.store.rank_info import START_TIMEOUT_S, RankInfo
+from gossamer.process.store.worker_addresses import WorkerAddresses
 from gossamer.recording import Recorder
 from gossamer.topology import Topology
 from gossamer.wire import Codec, Links, MeanLink
@@ -96,7 +97,12 @@ class WorkerRuntime:
         """The run had begun when this worker joined: it, or an earlier process of it, was away."""
 
         events = self.state.events
-        self.store = rank_info.connect_store(timeout_s, partial(events.add, EventKind.WAITING))
+        refused = partial(events.add, EventKind.REFUSED)
+        self.store = rank_info.connect_store(timeout_s, partial(events.add, EventKind.WAITING), refused)
+        if rank_info.workers > 1 and not rank_info.secret and not is_loopback(rank_info.host):
+            events.add(EventKind.UNPROTECTED, NO_SECRET)
+        listener = self.store.listen(local_address(rank_info.host))
+        self._claim = RankClaim(self.store, listener.address)
         self.heartbeats = Heartbeats(self.rank, self.store)
         history = self.state.history
         self.heartbeats.own_progress = lambda: Progress(history.steps, history.busy_s)
@@ -107,18 +113,16 @@ class WorkerRuntime:
         try:
             # Before anything is published: a worker that does not fit a run that has begun must not disturb it.
             self._handshake.check_run()
+            self._claim.make()
         except BaseException:
             self.state.watch.close()
             self.store.close()
             raise
         # A method that averages in the background only also rebuilds its membership there, so no step waits for it.
         self._owner = BACKGROUND if has_background and not method.lockstep else FOREGROUND
-        refused = partial(events.add, EventKind.REFUSED)
         self.refusals = Refusals(refused)
-        identity = Identity(self.rank, rank_info.prefix)
-        self.listener = Listener(local_address(rank_info.host), identity=identity, on_refused=refused)
-        self.addresses = ListenerAddresses(self.rank, self.listener.address, self.store, self.refusals)
-        self._connections = GroupConnections(self.rank, self.listener, self.addresses.find)
+        self.addresses = WorkerAddresses(self.rank, listener.address, self.store, self.refusals)
+        self._connections = GroupConnections(self.rank, listener, self.addresses.find)
         builder = GroupBuilder(self.rank, self.store, self._connections)
         self.groups = Groups(
             topology.workers, builder, self.heartbeats, self.state, self.lifecycle, self.refusals, self._owner
@@ -128,13 +132,13 @@ class WorkerRuntime:
         if codec is not None:
             links = Links(codec, seed, self.rank)
             encoded = EncodedMeans(self.groups, staging, partial(MeanLink, codec, seed + self.rank))
-        self.exchanges = PairwiseExchanges(self.state, neighbours, self.listener, self.heartbeats, links)
+        self.exchanges = PairwiseExchanges(self.state, neighbours, listener, self.heartbeats, links)
         self.effects = EffectHandler(self.state, self.groups, self.exchanges, encoded)
         self.driver = Driver(self.state, self.effects)
         self._turns = itertools.cycle(self.everybody)
         self._heartbeat_thread = HeartbeatThread(self.heartbeats, self._poll, self._watch)
         try:
-            self._join(rank_info)
+            self._join()
         except BaseException:
             self.close()
             raise
@@ -144,16 +148,14 @@ class WorkerRuntime:
 
     # Joining
 
-    def _join(self, rank_info: RankInfo) -> None:
+    def _join(self) -> None:
         """Start from rank 0's weights and buffers, or take over the state of the others if the run has begun."""
-        host, port = self.store.host_spare(local_address(rank_info.host))
-        self._spare_address = f"{host} {port}"
         self._publish()
         self.store.on_move.append(self._republish)
         self.heartbeats.beat()
         self._handshake.run()
         for rank in self.exchanges.peers.neighbours:
-            self._find_neighbour(rank)
+            self._find(rank)
         train = self.groups.train
         # "started" is published once everybody has joined: a worker that reads it before it has joined comes back.
         self._join_until = time.monotonic() + self._timeout_s
@@ -227,8 +229,7 @@ class WorkerRuntime:
     # The store
 
     def _publish(self) -> None:
-        """Publish the address of our spare store, and whether we are done: an earlier process of this rank may be."""
-        self.store.set(f"address/{self.rank}", self._spare_address)
+        """Publish the address at which we listen, and whether we are done: an earlier process of this rank may be."""
         self.addresses.publish()
         self.heartbeats.publish_done(self.lifecycle.done)
 
@@ -237,6 +238,7 @@ class WorkerRuntime:
 
         "started" comes last: a worker that comes back and reads it finds the generation of the others.
         """
+        self._claim.republish()
         self._publish()
         self.heartbeats.beat()
         if not self._joined:
@@ -249,17 +251,11 @@ class WorkerRuntime:
             self.store.set("started", "1")
 
     def _check(self, rank: int) -> None:
-        """Check whether ``rank`` is alive, and where its spare store is."""
+        """Check whether ``rank`` is alive, and where it listens."""
         self.heartbeats.dead(rank)
-        key = f"address/{rank}"
-        published = self.store.get(key)
-        address = self.refusals.checked(key, published, read_address(published))
-        if address is not None:
-            self.store.spares[rank] = address
-        if rank in self.exchanges.peers.neighbours and self.exchanges.peers.edge(rank) is None:
-            self._find_neighbour(rank)
+        self._find(rank)
 
-    def _find_neighbour(self, rank: int) -> None:
+    def _find(self, rank: int) -> None:
         address = self.addresses.find(rank)
         if address is not None:
             self.exchanges.peers.set_address(rank, address)
@@ -296,7 +292,6 @@ class WorkerRuntime:
         self.groups.disconnect()
         self.driver.join(CLOSE_TIMEOUT_S)
         self._connections.close()
-        self.listener.close()
         self.store.close()
 
     def finish_training(self) -> None:
