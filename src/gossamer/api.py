@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gossamer.virtual.simulation import PointCallback, SimulationResult
     from gossamer.wire import Codec
 
-TRANSPORTS = ("gloo", "nccl")
+TRANSPORTS = ("tcp", "nccl")
 
 
 def simulate(
@@ -102,7 +102,7 @@ def join(
     topology: str | nx.Graph = "",
     seed: int = 0,
     wire: str | Codec = "float32",
-    transport: str = "gloo",
+    transport: str = "tcp",
     loss: Callable[[], Tensor] | None = None,
     timeout: float = 300.0,
     tls: TlsFiles | None = None,
@@ -141,7 +141,7 @@ def join(
         seed: Seed of all random choices. It must be the same on all workers.
         wire: How models that are exchanged or averaged travel: ``float32``, ``bfloat16``, ``int8``, or a codec
             (``gossamer.wire.Codec``). It must be the same on all workers.
-        transport: Transport of collectives among more than two workers: ``gloo``, through host memory, or ``nccl``,
+        transport: Transport of collectives among more than two workers: ``tcp``, through host memory, or ``nccl``,
             between GPUs, if each worker has its own. Pairwise exchanges always go through host memory.
         loss: Only for ``auto``, to time a step: a function that returns the loss of one mini-batch, such as
             ``lambda: loss_fn(model(x), y)``. The model and the optimizer are restored afterwards.

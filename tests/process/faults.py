@@ -419,6 +419,29 @@ def test_strangers_knock_at_every_port(method: str, tmp_path: Path) -> None:
     good(ends)
 
 
+@pytest.mark.parametrize("method", ["a2cid2", "allreduce"])
+def test_who_connects_and_hangs_up_leaves_nothing_behind(method: str, tmp_path: Path) -> None:
+    with RealWorkers(2, method=method, steps=100_000, until=tmp_path / "enough") as workers:
+        for worker in workers:
+            worker.step(50)
+        pids = [worker.process.pid for worker in workers]
+        before = [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
+        for pid in pids:
+            assert pid is not None
+            for port in listening(pid):
+                for _ in range(1000):
+                    socket.create_connection(("127.0.0.1", port), 5).close()
+        made = [worker.step(0)["step"] for worker in workers]
+        for worker, step in zip(workers, made, strict=True):
+            worker.step(step + 100)
+        after = [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
+        (tmp_path / "enough").touch()
+        ends = workers.finished()
+    # A request to the store, or an edge that is replaced, may be on its way.
+    assert all(now <= then + 4 for then, now in zip(before, after, strict=True))
+    good(ends)
+
+
 # Ctrl-C
 
 

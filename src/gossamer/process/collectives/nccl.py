@@ -16,7 +16,7 @@ def check(device: torch.device) -> None:
     if device.type != "cuda" or not dist.is_nccl_available():
         raise InputError(
             f'transport "nccl" needs a model on CUDA and a torch with NCCL, and this one is on {device.type}: '
-            'take transport "gloo"'
+            'take transport "tcp"'
         )
 
 

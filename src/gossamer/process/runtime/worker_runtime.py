@@ -63,7 +63,7 @@ class WorkerRuntime:
         topology: Topology,
         rank_info: RankInfo,
         seed: int,
-        transport: str = "gloo",
+        transport: str = "tcp",
         recorder: Recorder | None = None,
         codec: Codec | None = None,
         timeout_s: float = START_TIMEOUT_S,

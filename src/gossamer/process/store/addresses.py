@@ -8,7 +8,7 @@ import socket
 
 def local_address(store_host: str) -> str:
     """Return the address under which other workers reach this process: that of the route to the store."""
-    # IPv4 if the store has such an address: gloo takes it by default.
+    # IPv4 if the store has such an address, which more machines have.
     found = socket.getaddrinfo(store_host, 9, type=socket.SOCK_DGRAM)
     family, _, _, _, address = next((entry for entry in found if entry[0] == socket.AF_INET), found[0])
     with socket.socket(family, socket.SOCK_DGRAM) as probe:
