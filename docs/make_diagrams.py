@@ -251,12 +251,12 @@ def threads() -> None:
         ("gossamer-heartbeat", "heartbeats, connections", "world"),
         ("gossamer-edge-N", "receives messages of peer N", "network"),
         ("gossamer-build-N", "connects to peer N", "network"),
-        ("gossamer-store", "calls the store, for all threads", "network"),
+        ("gossamer-net", "accepts connections, stores", "network"),
         ("gossamer-batches", "numbers of shared batches", "world"),
         ("gossamer-status", "gossamer train: status", "world"),
         ("gossamer-monitor", "gossamer train: rank 0", "world"),
         ("threads of gloo", "send and receive vectors", "network"),
-        ("TCPStore's thread", "serves the store hosted here", "network"),
+        ("gossamer-listener", "rank 0: the home store", "network"),
     ]
     for number, (name, what, kind) in enumerate(boxes):
         d.box(498 + 190 * (number % 2), 80 + 65 * (number // 2), 180, 54, f"*{name}", what, kind=kind)
