@@ -15,7 +15,7 @@ from gossamer.process.net.opening import Opening
 
 GREETING_TIMEOUT_S = 10.0
 MAX_OPENINGS = 128
-"""So many connections may be in their greeting at once. One more closes the oldest: members need milliseconds."""
+"""So many connections may be in their greeting at once. One more closes an old one: members need milliseconds."""
 
 BACKLOG = 1024
 MAX_ACCEPTS = 64
@@ -118,8 +118,10 @@ class Listener:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        if self._openings:
-            next(iter(self._openings)).fail(Refused(Reason.TOO_MANY))
+        """Close the oldest connection that has not said anything; the oldest, if all have."""
+        oldest = next((opening for opening in self._openings if opening.silent), next(iter(self._openings), None))
+        if oldest is not None:
+            oldest.fail(Refused(Reason.TOO_MANY))
 
     def _opened(self, opening: Opening, peer: Greeted) -> None:
         del self._openings[opening]
