@@ -27,6 +27,7 @@ class GroupConnections:
         self._changed = threading.Condition()
         self._parked: dict[tuple[str, int], Connection] = {}
         """Connections that others have made, by group and rank, until this worker needs them."""
+        self._closed = False
         listener.register(PURPOSE, self._accept)
 
     def group(self, name: str, members: tuple[int, ...]) -> PeerGroup:
@@ -42,9 +43,9 @@ class GroupConnections:
         return group
 
     def close(self) -> None:
-        """Close what no group has taken."""
-        self._listener.unregister(PURPOSE)
+        """Close what no group has taken, and what comes from now on."""
         with self._changed:
+            self._closed = True
             for connection in self._parked.values():
                 connection.close()
             self._parked.clear()
@@ -75,6 +76,9 @@ class GroupConnections:
             connection.close()
             return
         with self._changed:
+            if self._closed:
+                connection.close()
+                return
             key = hello.decode(errors="replace"), connection.peer_rank
             earlier = self._parked.pop(key, None)
             if earlier is None and len(self._parked) >= MAX_PARKED:

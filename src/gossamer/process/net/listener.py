@@ -15,7 +15,7 @@ from gossamer.process.net.opening import Opening
 
 GREETING_TIMEOUT_S = 10.0
 MAX_OPENINGS = 128
-"""So many connections may be in their greeting at once. One more closes the oldest: members need milliseconds."""
+"""So many connections may be in their greeting at once. One more closes an old one: members need milliseconds."""
 
 BACKLOG = 1024
 MAX_ACCEPTS = 64
@@ -58,11 +58,16 @@ class Listener:
         self._owns_loop = loop is None
         self.loop = loop or Loop("gossamer-listener")
         self.loop.on_close.append(self._close)
-        self.loop.call_soon(self._listen)
 
     def register(self, purpose: str, accept: Accept) -> None:
-        """Call ``accept(connection, hello)``, which must not block, for connections of ``purpose``."""
+        """Call ``accept(connection, hello)``, which must not block, for connections of ``purpose``.
+
+        Nobody is let in before the first purpose is known: who comes early waits, instead of being refused.
+        """
+        begins = not self._purposes
         self._purposes[purpose] = accept
+        if begins:
+            self.loop.call_soon(self._listen)
 
     def unregister(self, purpose: str) -> None:
         self._purposes.pop(purpose, None)
@@ -118,8 +123,10 @@ class Listener:
             self._drop_oldest()
 
     def _drop_oldest(self) -> None:
-        if self._openings:
-            next(iter(self._openings)).fail(Refused(Reason.TOO_MANY))
+        """Close the oldest connection that has not said anything; the oldest, if all have."""
+        oldest = next((opening for opening in self._openings if opening.silent), next(iter(self._openings), None))
+        if oldest is not None:
+            oldest.fail(Refused(Reason.TOO_MANY))
 
     def _opened(self, opening: Opening, peer: Greeted) -> None:
         del self._openings[opening]

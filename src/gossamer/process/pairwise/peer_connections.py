@@ -94,8 +94,7 @@ class PeerConnections:
 
     def close(self) -> None:
         """Close all edges; no message is delivered after this returns."""
-        for purpose in (EDGE, REQUEST) if self.neighbours else ():
-            self._listener.unregister(purpose)
+        # The purposes stay registered: a peer that tries to connect now is no stranger to be warned of.
         with self._changed:
             self._closed = True
             self._changed.notify_all()

@@ -1,4 +1,4 @@
-"""Certificates for the tests, made by the openssl command."""
+"""Certificates for benchmarks and tests, made by the openssl command."""
 
 from __future__ import annotations
 
