@@ -5,6 +5,7 @@ Needs root and iproute2. The rate is that of `tc`'s token bucket filter and hold
 
 from __future__ import annotations
 
+import ctypes
 import itertools
 import os
 import shutil
@@ -62,6 +63,17 @@ class Hosts:
         """What makes a command run on a host, before it."""
         return ["ip", "netns", "exec", self.name(host)]
 
+    def cut(self, one: int, other: int) -> None:
+        """Let nothing pass between two hosts, in either direction; both reach all others, and get no error."""
+        for here, there in ((one, other), (other, one)):
+            # An address of hardware that nobody has.
+            nowhere = f"{self.address(there)} lladdr 02:00:00:00:00:ff dev eth0 nud permanent"
+            _run(f"ip -n {self.name(here)} neigh replace {nowhere}")
+
+    def heal(self, one: int, other: int) -> None:
+        for here, there in ((one, other), (other, one)):
+            _run(f"ip -n {self.name(here)} neigh del {self.address(there)} dev eth0")
+
     def sent_bytes(self, host: int) -> int:
         """What has left a host over its link."""
         return int(Path(f"/sys/class/net/{self._link(host)}/statistics/rx_bytes").read_text())
@@ -93,6 +105,14 @@ class Hosts:
             bucket = f"root tbf rate {self.rate_mbit}mbit burst 256kb latency 50ms"
             _run(f"tc -n {space} qdisc add dev eth0 {bucket}")
             _run(f"tc qdisc add dev {link} {bucket}")
+
+
+def enter(name: str) -> None:
+    """Move the calling thread, and the threads that it starts from now on, to the host with this name."""
+    with open(f"/run/netns/{name}") as space:
+        libc = ctypes.CDLL(None, use_errno=True)
+        if libc.setns(space.fileno(), 0):
+            raise OSError(ctypes.get_errno(), f"cannot enter {name}")
 
 
 def _run(command: str) -> None:

@@ -116,7 +116,7 @@ def real_step() -> None:
             ("2", "world", "Step pre-hook: take the lock, point parameters at x", files),
             ("3", "method", "The method's step() runs up to its Update", "methods/*.py"),
             ("4", "world", "It yields Mean or Wait: free the lock and wait", "process/runtime/effect_handler.py"),
-            ("5", "network", "Collective among the members alive", "process/collectives/membership.py, gloo.py"),
+            ("5", "network", "Collective among the members alive", "process/collectives/membership.py, peer_group.py"),
             ("6", "user", "The optimizer updates x", "torch.optim"),
             ("7", "world", "Post-hook: rest of step(), write weights, free the lock", files),
         ],
@@ -249,14 +249,11 @@ def threads() -> None:
     boxes = [
         ("gossamer-async", "collectives that Start began", "world"),
         ("gossamer-heartbeat", "heartbeats, connections", "world"),
-        ("gossamer-edge-N", "receives messages of peer N", "network"),
-        ("gossamer-build-N", "connects to peer N", "network"),
-        ("gossamer-store", "calls the store, for all threads", "network"),
+        ("gossamer-net", "edges, store, new connections", "network"),
+        ("gossamer-give-N", "gives the state to peer N", "network"),
         ("gossamer-batches", "numbers of shared batches", "world"),
         ("gossamer-status", "gossamer train: status", "world"),
         ("gossamer-monitor", "gossamer train: rank 0", "world"),
-        ("threads of gloo", "send and receive vectors", "network"),
-        ("TCPStore's thread", "serves the store hosted here", "network"),
     ]
     for number, (name, what, kind) in enumerate(boxes):
         d.box(498 + 190 * (number % 2), 80 + 65 * (number // 2), 180, 54, f"*{name}", what, kind=kind)

@@ -22,6 +22,7 @@ PUBLIC = {
     "Spread",
     "Swarm",
     "Task",
+    "TlsFiles",
     "Topology",
     "Worker",
     "WorkerPoint",

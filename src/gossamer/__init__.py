@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gossamer.methods import Method, MethodConfig
     from gossamer.optim import AccumAdam, AccumAdamW
     from gossamer.process.events import Event, EventKind
+    from gossamer.process.net.tls import TlsFiles
     from gossamer.process.runtime.swarm import Swarm
     from gossamer.results import Point, Spread, WorkerPoint
     from gossamer.tasks import Task
@@ -36,6 +37,7 @@ __all__ = [
     "Spread",
     "Swarm",
     "Task",
+    "TlsFiles",
     "Topology",
     "Worker",
     "WorkerPoint",
@@ -54,6 +56,7 @@ _EXPORTS = {
     "gossamer.methods": ("Method", "MethodConfig"),
     "gossamer.optim": ("AccumAdam", "AccumAdamW"),
     "gossamer.process.events": ("Event", "EventKind"),
+    "gossamer.process.net.tls": ("TlsFiles",),
     "gossamer.process.runtime.swarm": ("Swarm",),
     "gossamer.results": ("Point", "Spread", "WorkerPoint"),
     "gossamer.tasks": ("Task",),

@@ -22,13 +22,14 @@ if TYPE_CHECKING:
     from torch import Tensor, nn
     from torch.optim import Optimizer
 
+    from gossamer.process.net.tls import TlsFiles
     from gossamer.process.runtime.swarm import Swarm
     from gossamer.runs.loop_request import PathArgument, TrackerArgument
     from gossamer.virtual.compute.optimizers import MakeOptimizer
     from gossamer.virtual.simulation import PointCallback, SimulationResult
     from gossamer.wire import Codec
 
-TRANSPORTS = ("gloo", "nccl")
+TRANSPORTS = ("tcp", "nccl")
 
 
 def simulate(
@@ -101,9 +102,10 @@ def join(
     topology: str | nx.Graph = "",
     seed: int = 0,
     wire: str | Codec = "float32",
-    transport: str = "gloo",
+    transport: str = "tcp",
     loss: Callable[[], Tensor] | None = None,
     timeout: float = 300.0,
+    tls: TlsFiles | None = None,
     out: PathArgument | None = None,
     tracker: TrackerArgument | None = None,
     trace: bool | PathArgument = False,
@@ -139,11 +141,13 @@ def join(
         seed: Seed of all random choices. It must be the same on all workers.
         wire: How models that are exchanged or averaged travel: ``float32``, ``bfloat16``, ``int8``, or a codec
             (``gossamer.wire.Codec``). It must be the same on all workers.
-        transport: Transport of collectives among more than two workers: ``gloo``, through host memory, or ``nccl``,
+        transport: Transport of collectives among more than two workers: ``tcp``, through host memory, or ``nccl``,
             between GPUs, if each worker has its own. Pairwise exchanges always go through host memory.
         loss: Only for ``auto``, to time a step: a function that returns the loss of one mini-batch, such as
             ``lambda: loss_fn(model(x), y)``. The model and the optimizer are restored afterwards.
         timeout: How many seconds to wait for the other workers.
+        tls: The certificates for encrypted connections between the workers. By default the files that the environment
+            names (``GOSSAMER_TLS_CERT``, ``GOSSAMER_TLS_KEY``, ``GOSSAMER_TLS_CA``), if any.
         out: A folder for the run, which ``gossamer report`` and ``gossamer watch`` show, during the training too. It
             must be new. All workers give one; on a shared disk, the same.
         tracker: A function ``track(step, scalars)``, the path of a Python file that defines it, or ``tensorboard``,
@@ -180,18 +184,18 @@ def join(
     except InputError as error:
         # The others would wait for this worker.
         with contextlib.suppress(InputError):
-            refuse_start(find_rank_info(), str(error))
+            refuse_start(find_rank_info(tls), str(error))
         raise
     if method == AUTO:
         from gossamer.plan.auto import choose_for_loop
 
         assert loss is not None
-        candidate, verdict = choose_for_loop(find_rank_info(), model, optimizer, loss, timeout)
+        candidate, verdict = choose_for_loop(find_rank_info(tls), model, optimizer, loss, timeout)
         chosen, settings = f"auto: {verdict}", dict(candidate.options)
         method, topology = candidate.method, candidate.topology
         ready = _ready(method, topology, settings, wire, find_rank()[1], seed, optimizer)
     instance, graph, codec = ready
-    rank_info = find_rank_info()
+    rank_info = find_rank_info(tls)
     recorder = None if output is None else output.recorder(rank_info.rank)
     runtime = WorkerRuntime(
         model, optimizer, instance, graph, rank_info, seed, transport, recorder, codec, timeout, output is not None

@@ -12,12 +12,15 @@ import signal
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import join_script
 import pytest
 from real_workers import FORKS, RealWorkers, Report
+from training_script import train
 
 from gossamer.methods import METHODS
+from hosts import Hosts, Unavailable, enter
 
 PAIRWISE = tuple(name for name, method in METHODS.items() if method.pairwise)
 NOT_WAITING = tuple(name for name, method in METHODS.items() if not method.lockstep)
@@ -301,6 +304,44 @@ def test_an_absurd_worker_does_not_count_in_the_end() -> None:
         good(workers.finished())
 
 
+# Networks
+
+
+def train_on_host(rank: int, environment: dict[str, str], order: dict[str, Any], out: Any) -> None:
+    enter(order["hosts"][rank])
+    train(rank, environment, order, out)
+
+
+@pytest.mark.parametrize("seconds", [8, 20])
+@pytest.mark.parametrize("method", ["a2cid2", "gossip"])
+def test_two_cannot_reach_each_other_for_a_while(method: str, seconds: float, tmp_path: Path) -> None:
+    """Both reach rank 0, which hosts the store. Nobody waits, and nobody ends before its time."""
+    try:
+        hosts = Hosts(3)
+    except Unavailable as why:
+        pytest.skip(str(why))
+    with hosts:
+        environment = {"MASTER_ADDR": hosts.address(0)}
+        order = {"hosts": [hosts.name(rank) for rank in range(3)], "steps": 100_000, "until": tmp_path / "enough"}
+        order |= {"method": method, "topology": "complete", "compute_s": 0.02}
+        with RealWorkers(3, script=train_on_host, environment=environment, **order) as workers:
+            for worker in workers:
+                worker.step(50)
+            hosts.cut(1, 2)
+            before = newest_steps(workers, [0, 1, 2])
+            time.sleep(seconds)
+            after = newest_steps(workers, [0, 1, 2])
+            hosts.heal(1, 2)
+            time.sleep(4)
+            (tmp_path / "enough").touch()
+            ends = workers.finished()
+            trained = [worker.reports[-2] for worker in workers]
+    # Reports are ten steps apart, and the machine may be busy.
+    assert all(now - then >= 10 * seconds for then, now in zip(before, after, strict=True))
+    assert max(report["longest"] for report in trained) < 2.0
+    good(ends)
+
+
 # Strangers
 
 
@@ -375,6 +416,29 @@ def test_strangers_knock_at_every_port(method: str, tmp_path: Path) -> None:
         for line in idle:
             line.close()
     assert not (tmp_path / "unpickled").exists()
+    good(ends)
+
+
+@pytest.mark.parametrize("method", ["a2cid2", "allreduce"])
+def test_who_connects_and_hangs_up_leaves_nothing_behind(method: str, tmp_path: Path) -> None:
+    with RealWorkers(2, method=method, steps=100_000, until=tmp_path / "enough") as workers:
+        for worker in workers:
+            worker.step(50)
+        pids = [worker.process.pid for worker in workers]
+        before = [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
+        for pid in pids:
+            assert pid is not None
+            for port in listening(pid):
+                for _ in range(1000):
+                    socket.create_connection(("127.0.0.1", port), 5).close()
+        made = [worker.step(0)["step"] for worker in workers]
+        for worker, step in zip(workers, made, strict=True):
+            worker.step(step + 100)
+        after = [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
+        (tmp_path / "enough").touch()
+        ends = workers.finished()
+    # A request to the store, or an edge that is replaced, may be on its way.
+    assert all(now <= then + 4 for then, now in zip(before, after, strict=True))
     good(ends)
 
 

@@ -28,7 +28,8 @@ SETTINGS = "[pytest]\nfilterwarnings = error\nxfail_strict = true\n"
 def pytest(settings: Path, log: Path, arguments: list[str], within_s: float, runs: int) -> int:
     """Run pytest with its output in ``log``; no process of it is left when this returns."""
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "FAULT_RUNS": str(runs)}
-    environment["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT / "src"), environment.get("PYTHONPATH", "")]))
+    paths = [str(ROOT / "src"), str(ROOT / "benchmarks"), environment.get("PYTHONPATH", "")]
+    environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     command = [sys.executable, "-m", "pytest", "-c", str(settings), f"--rootdir={ROOT}", "-p", "no:cacheprovider"]
     with log.open("wb") as out:
         process = subprocess.Popen(

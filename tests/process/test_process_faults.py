@@ -37,5 +37,13 @@ def test_strangers_knock_at_every_port(tmp_path: Path) -> None:
     faults.test_strangers_knock_at_every_port("lasgd", tmp_path)
 
 
+def test_who_connects_and_hangs_up_leaves_nothing_behind(tmp_path: Path) -> None:
+    faults.test_who_connects_and_hangs_up_leaves_nothing_behind("a2cid2", tmp_path)
+
+
+def test_two_cannot_reach_each_other_for_a_while(tmp_path: Path) -> None:
+    faults.test_two_cannot_reach_each_other_for_a_while("a2cid2", 8, tmp_path)
+
+
 def test_ctrl_c() -> None:
     faults.test_ctrl_c("overlap")

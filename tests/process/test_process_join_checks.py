@@ -18,7 +18,7 @@ from torch import nn
 import gossamer
 from gossamer.errors import InputError
 from gossamer.process.runtime import join_checks
-from gossamer.process.store import home_store_wait
+from gossamer.process.store import home_store
 from gossamer.process.store.rank_info import free_port
 
 SGD = torch.optim.SGD
@@ -235,7 +235,7 @@ def test_a_name_that_does_not_resolve_is_said_at_once(
 def test_no_store(as_rank: Callable[..., None], monkeypatch: pytest.MonkeyPatch, caplog: Any) -> None:
     port = free_port()
     as_rank(1, port)
-    monkeypatch.setattr(home_store_wait, "SAY_AFTER_S", 0.1)
+    monkeypatch.setattr(home_store, "SAY_AFTER_S", 0.1)
     model = make_model()
     with pytest.raises(InputError, match=rf"there is no store at 127.0.0.1:{port} after 1 s .*: start worker 0"):
         gossamer.join(model, sgd(model), timeout=1.0)
@@ -243,11 +243,11 @@ def test_no_store(as_rank: Callable[..., None], monkeypatch: pytest.MonkeyPatch,
 
 
 def test_a_port_that_something_else_uses(as_rank: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(home_store_wait, "ANSWER_TIMEOUT_S", 1.0)
+    monkeypatch.setattr(home_store, "ANSWER_TIMEOUT_S", 1.0)
     model = make_model()
     with socket.create_server(("127.0.0.1", 0)) as server:
         as_rank(1, server.getsockname()[1])
-        with pytest.raises(InputError, match="does not answer as PyTorch's store does: set MASTER_PORT to a port"):
+        with pytest.raises(InputError, match="does not answer as gossamer's store does: set MASTER_PORT to a port"):
             gossamer.join(model, sgd(model))
     script = (
         "import socket, sys; s = socket.create_server(('0.0.0.0', 0)); print(s.getsockname()[1], flush=True); input()"

@@ -48,7 +48,7 @@ def facts(model: nn.Module | None = None, method: Any = "gossip", workers: int =
     optimizer = given.get("optimizer", torch.optim.SGD)(model.parameters(), lr=0.1)
     codec = find_codec(given.get("wire", "float32"))
     return find_facts(
-        FlatModel(model, optimizer, True), built, topology, given.get("seed", 0), given.get("transport", "gloo"), codec
+        FlatModel(model, optimizer, True), built, topology, given.get("seed", 0), given.get("transport", "tcp"), codec
     )
 
 

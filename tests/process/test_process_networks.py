@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import socket
 import time
-from datetime import timedelta
 
 import faults
 import pytest
-import torch.distributed as dist
 from real_workers import RealWorkers
 
-from gossamer.process.store.failover_store import host_store, listening_addresses
+from gossamer.process.net.identity import Identity
+from gossamer.process.store.addresses import listening_addresses, local_address
+from gossamer.process.store.failover_store import FailoverStore
+from gossamer.process.store.home_store import Home, Host, HostedStore
 from gossamer.process.store.parsing import Refusals, read_address, read_number, read_ranks, read_time
-from gossamer.process.store.rank_info import local_address
 
 pytestmark = pytest.mark.timeout(150)
 
@@ -28,12 +28,14 @@ def test_values_in_the_store_that_no_worker_wrote(method: str) -> None:
         for worker in workers:
             worker.step(20)
         host, port = workers.environment["MASTER_ADDR"], int(workers.environment["MASTER_PORT"])
-        store = dist.TCPStore(host, port, None, False, timedelta(seconds=10), wait_for_workers=False)
+        home, identity = Home(host, port, Host.LAUNCHER, ""), Identity(None, "run/0")
+        store = FailoverStore(home, identity, "gossamer/run/0/0/", 10.0)
         for key in ("address/2", "beat/1", "began", "connect/0-2", "edge/0-1", "batches"):
-            store.set(f"gossamer/run/0/0/{key}", "x")
+            store.set(key, "x")
         for generation in range(4):
-            store.set(f"gossamer/run/0/0/group/train/{generation}/members", b"\xff[1, ")
-        store.set("gossamer/run/0/0/group/train/requested", "abc")
+            store.set(f"group/train/{generation}/members", b"\xff[1, ")
+        store.set("group/train/requested", "abc")
+        store.close()
         time.sleep(0.5)
         workers.kill(1)
         ends = workers.finished([0, 2])
@@ -72,11 +74,13 @@ def test_a_store_listens_where_it_is_asked_to() -> None:
     assert listening_addresses("::1") == ["::1"]
     assert listening_addresses("192.0.2.1") == ["192.0.2.1", "0.0.0.0"]
     assert listening_addresses("a-name") == ["0.0.0.0"]
-    store = host_store("127.0.0.1", 0, 10.0)
+    store = HostedStore("127.0.0.1", 0, Identity(0), print)
+    port = store.address[1]
     # Another address of this machine.
     with pytest.raises(ConnectionRefusedError):
-        socket.create_connection(("127.0.0.2", store.port), 5)
-    socket.create_connection(("127.0.0.1", store.port), 5).close()
+        socket.create_connection(("127.0.0.2", port), 5)
+    socket.create_connection(("127.0.0.1", port), 5).close()
+    store.listener.close()
 
 
 def has_ipv6() -> bool:

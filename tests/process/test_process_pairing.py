@@ -93,7 +93,7 @@ class End:
         self.began = 0
         self.other: End
 
-    def send(self, *words: int, timeout_s: float) -> None:
+    def send(self, *words: int) -> None:
         # What was decided may be said later.
         self.turns.pass_on()
         self.other.heard.append(words + (0,) * (4 - len(words)))

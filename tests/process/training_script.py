@@ -16,8 +16,7 @@ from torch import nn
 from gossamer.api import join
 from gossamer.errors import InputError
 from gossamer.methods import find
-from gossamer.process.collectives import group_builder
-from gossamer.process.collectives.gloo import Exchange
+from gossamer.process.net.flows import Flow
 
 
 def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Connection) -> None:
@@ -100,13 +99,13 @@ class _Dying:
         self.step = 0
         victim, self._at = order.get("dies", (None, 0))
         if victim == rank and "revived" not in os.environ:
-            Exchange.wait = self._death_before(Exchange.wait)  # type: ignore[method-assign]
-            group_builder.wait = self._death_before(group_builder.wait)
+            Flow.send = self._death_after(Flow.send)  # type: ignore[method-assign]
 
-    def _death_before(self, wait: Callable[..., None]) -> Callable[..., None]:
-        def wait_or_die(*args: Any) -> None:
-            if self.step >= self._at:
+    def _death_after(self, send: Callable[[Flow], bool]) -> Callable[[Flow], bool]:
+        def send_and_die(flow: Flow) -> bool:
+            sent = send(flow)
+            if sent and self.step >= self._at:
                 os.kill(os.getpid(), signal.SIGKILL)
-            wait(*args)
+            return sent
 
-        return wait_or_die
+        return send_and_die

@@ -80,9 +80,17 @@ def _add_train_options(parser: argparse.ArgumentParser, methods: Sequence[Source
     parser.add_argument(
         "--budget", metavar="T", help=f"for --until: how long candidates train for it (default: {PLAN_BUDGET})"
     )
+    _add_tls(parser)
     _add_out(parser)
     _add_trackers(parser)
     _add_json(parser)
+
+
+def _add_tls(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("encrypted connections between workers")
+    group.add_argument("--tls-cert", metavar="FILE", help="the certificate of the workers, as a PEM file")
+    group.add_argument("--tls-key", metavar="FILE", help="its private key, without a passphrase")
+    group.add_argument("--tls-ca", metavar="FILE", help="the certificate of the authority that signed all of them")
 
 
 def _add_report_options(parser: argparse.ArgumentParser) -> None:

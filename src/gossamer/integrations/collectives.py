@@ -21,6 +21,8 @@ from gossamer.process.store.failover_store import FailoverStore
 from gossamer.process.store.rank_info import START_TIMEOUT_S, find_rank, find_rank_info
 
 POLL_S = 0.02
+READ_TIMEOUT_S = 30.0
+"""How long the host of the store stays until the others have read what they gather."""
 
 REDUCTIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "mean": lambda stacked: stacked.mean(0),
@@ -114,6 +116,10 @@ class WorkerCollectives:
                     raise InputError(f"worker {rank} did not start within {START_TIMEOUT_S:.0f} s: see its own output")
                 time.sleep(POLL_S)
             parts[rank] = part
+        self._store.set(f"{key}/read/{self.rank}", "1")
+        if self._store.hosted_here:
+            # This process may end now, and its store with it.
+            self._store.has_all([f"{key}/read/{rank}" for rank in range(self.workers)], READ_TIMEOUT_S)
         return parts
 
     def _close_store(self) -> None:

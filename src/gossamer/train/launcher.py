@@ -12,19 +12,23 @@ import os
 import signal
 import sys
 import time
+import uuid
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import timedelta
 from functools import partial
 from multiprocessing import forkserver
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 from gossamer.errors import InputError
+from gossamer.process.events import logger
+from gossamer.process.net.identity import Identity
+from gossamer.process.net.secret import find_secret, make_secret
+from gossamer.process.net.tls import find_tls_files, make_tls
 from gossamer.process.store.failover_store import FailoverStore
+from gossamer.process.store.home_store import Home, Host, HostedStore
 from gossamer.process.store.rank_info import RankInfo
 from gossamer.runfolder import remove_if_empty
 
@@ -55,18 +59,22 @@ class LocalStore:
     """The store of all runs of one command, hosted by this process."""
 
     def __init__(self) -> None:
+        self._tls = find_tls_files()
+        tls = None if self._tls is None else make_tls(self._tls)
+        self._identity = Identity(None, uuid.uuid4().hex, find_secret() or make_secret(), tls=tls)
         try:
-            self._store = dist.TCPStore(HOST, 0, None, True, timedelta(seconds=60), wait_for_workers=False)
-        except RuntimeError as error:
-            reason = str(error).splitlines()[0]
+            self._store = HostedStore(HOST, 0, self._identity, logger.warning)
+        except OSError as error:
+            reason = error.strerror or error
             raise InputError(f"no port could be opened for the store of the workers: {reason}") from None
-        self.port = self._store.port
+        self.port = self._store.address[1]
 
     def rank_info(self, rank: int, workers: int, run: str) -> RankInfo:
-        return RankInfo(rank, workers, HOST, self.port, f"gossamer/{run}/")
+        name, secret = self._identity.run, self._identity.secret
+        return RankInfo(rank, workers, HOST, self.port, f"gossamer/{run}/", name, secret, Host.LAUNCHER, self._tls)
 
     def connect(self, run: str) -> FailoverStore:
-        return FailoverStore(HOST, self.port, False, f"gossamer/{run}/", 60.0)
+        return FailoverStore(Home(HOST, self.port, Host.LAUNCHER, ""), self._identity, f"gossamer/{run}/", 60.0)
 
 
 class LocalWorkers:
@@ -159,8 +167,6 @@ def _worker_main(target: Target, rank_info: RankInfo, log: str | None) -> None:
         WORLD_SIZE=str(rank_info.workers),
         MASTER_ADDR=rank_info.host,
         MASTER_PORT=str(rank_info.port),
-        # The launcher hosts the store.
-        TORCHELASTIC_USE_AGENT_STORE="True",
     )
     if log is not None:
         with open(log, "ab", buffering=0) as file:

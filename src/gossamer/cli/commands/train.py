@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from gossamer.cli.trackers import Trackers
 from gossamer.config import find_methods
 from gossamer.errors import InputError
 from gossamer.methods import find
+from gossamer.process.net.tls import VARIABLES
 from gossamer.process.store.rank_info import RankInfo, started_rank_info
 from gossamer.report.formats import counted, duration
 from gossamer.results import Point
@@ -32,6 +34,7 @@ from gossamer.train.supervisor import train_as_worker, train_locally
 
 def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     folder = out_folder(parsed)
+    os.environ.update({VARIABLES[name]: path for name in VARIABLES if (path := getattr(parsed, f"tls_{name}"))})
     rank_info = started_rank_info()
     if rank_info is None:
         warm_up()

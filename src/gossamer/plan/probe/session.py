@@ -12,26 +12,28 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from gossamer.errors import InputError
-from gossamer.process.collectives import gloo, group_builder
+from gossamer.process.collectives import group_builder
 from gossamer.process.collectives.group_builder import GroupBuilder
+from gossamer.process.collectives.group_connections import GroupConnections
 from gossamer.process.collectives.membership import STUCK_S
-from gossamer.process.store.failover_store import host_store
+from gossamer.process.collectives.peer_group import PeerGroup, Pending
+from gossamer.process.store.addresses import local_address
 from gossamer.process.store.heartbeats import DEAD_S, Heartbeats, HeartbeatThread
-from gossamer.process.store.rank_info import RankInfo, local_address
+from gossamer.process.store.home_store import HostedStore, host_home
+from gossamer.process.store.parsing import Refusals
+from gossamer.process.store.rank_info import RankInfo
+from gossamer.process.store.worker_addresses import WorkerAddresses
 
 POLL_S = 0.01
-MEET_TIMEOUT_S = 30.0
-"""How long members of a group may wait for each other."""
 MESSAGE_TIMEOUT_S = 120.0
 """No single message takes this long."""
 START_TIMEOUT_S = 120.0
 """How long the others may take to start."""
 
-_HOSTED: dict[int, dist.Store] = {}
+_HOSTED: dict[int, HostedStore] = {}
 """Stores hosted by this process, by port."""
 
 
@@ -42,7 +44,7 @@ def keep_store_alive(rank_info: RankInfo) -> None:
     again in between would forget the keys of faster workers.
     """
     if rank_info.hosts_store and rank_info.port not in _HOSTED:
-        _HOSTED[rank_info.port] = host_store(rank_info.host, rank_info.port, START_TIMEOUT_S)
+        _HOSTED[rank_info.port] = host_home(rank_info.home, rank_info.identity())
 
 
 class WorkerLost(Exception):
@@ -56,8 +58,12 @@ class ProbeSession:
         self.store = rank_info.connect_store()
         self.heartbeats = Heartbeats(self.rank, self.store)
         self.alive = list(range(self.workers))
-        self._builder = GroupBuilder(self.rank, self.store)
-        self._groups: dict[tuple[str, tuple[int, ...]], Any] = {}
+        listener = self.store.listen(local_address(rank_info.host))
+        where = WorkerAddresses(self.rank, listener.address, self.store, Refusals(lambda text: None))
+        where.publish()
+        self._connections = GroupConnections(self.rank, listener, where.find)
+        self._builder = GroupBuilder(self.rank, self.store, self._connections)
+        self._groups: dict[tuple[str, tuple[int, ...]], PeerGroup] = {}
         self._num_shared = 0
         self._heartbeat_thread = HeartbeatThread(self.heartbeats)
         addresses = self.share("address", local_address(rank_info.host), START_TIMEOUT_S)
@@ -66,7 +72,9 @@ class ProbeSession:
 
     def close(self) -> None:
         self._heartbeat_thread.close()
-        self._groups.clear()
+        for group in self._groups.values():
+            group.close()
+        self._connections.close()
         self.store.close()
 
     def share(self, what: str, value: Any, timeout_s: float = MESSAGE_TIMEOUT_S) -> list[Any]:
@@ -87,15 +95,11 @@ class ProbeSession:
             values.append(json.loads(text))
         return values
 
-    def group(self, members: tuple[int, ...], channel: str = "") -> Any:
-        """Return the process group of these members; each thread that communicates needs a channel of its own."""
+    def group(self, members: tuple[int, ...], channel: str = "") -> PeerGroup:
+        """Return the group of these members; each thread that communicates needs a channel of its own."""
         if (channel, members) not in self._groups:
             name = f"probe/group{channel}/" + "-".join(map(str, members))
-            self._groups[channel, members] = self._guarded(
-                lambda: self._builder.build(
-                    name, members, hopeless=lambda _: bool(self._dead()), timeout_s=MEET_TIMEOUT_S
-                )
-            )
+            self._groups[channel, members] = self._builder.build(name, members, hopeless=lambda _: bool(self._dead()))
         return self._groups[channel, members]
 
     def barrier(self) -> None:
@@ -104,12 +108,12 @@ class ProbeSession:
     def mean(self, members: tuple[int, ...], vector: Tensor, channel: str = "") -> Tensor:
         """Return the mean as training computes it: a copy, the sum, the division."""
         out = vector.clone()
-        self._collective(members, channel, lambda group: group.allreduce([out], dist.AllreduceOptions()))
+        self._collective(members, channel, lambda group: group.allreduce([out]))
         return out.div_(len(members))
 
     def exchange(self, members: tuple[int, ...], vector: Tensor, received: Tensor) -> None:
         """Send and receive at once, as an exchange in training does."""
-        self._guarded(lambda: gloo.Exchange(self.group(members), vector, received).wait(MESSAGE_TIMEOUT_S))
+        self._collective(members, "", lambda group: group.exchange(vector, received))
 
     def gather(self, members: tuple[int, ...], vector: Tensor) -> None:
         """All-gather in two messages, as values and indices travel in training."""
@@ -118,15 +122,15 @@ class ProbeSession:
             outs = [torch.empty_like(part) for _ in members]
             self._collective(members, "", lambda group, outs=outs, part=part: group.allgather([outs], [part]))  # type: ignore[misc]
 
-    def _collective(self, members: tuple[int, ...], channel: str, start: Callable[[Any], dist.Work]) -> None:
+    def _collective(self, members: tuple[int, ...], channel: str, start: Callable[[PeerGroup], Pending]) -> None:
         def run() -> None:
             group, began = self.group(members, channel), time.monotonic()
 
             def abandoned() -> bool:
-                # Gloo may not notice that a member has died.
+                # Only the neighbours of a member that has died notice by themselves.
                 return time.monotonic() - began > STUCK_S and bool(self._dead())
 
-            group_builder.wait(group, start(group), MESSAGE_TIMEOUT_S, abandoned)
+            group_builder.wait(start(group), MESSAGE_TIMEOUT_S, abandoned)
 
         self._guarded(run)
 

@@ -1,4 +1,4 @@
-"""Builds, waits in and closes process groups: the one place that knows of both transports."""
+"""Builds, waits in and closes groups: the one place that knows of both transports, our own and NCCL."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Any
 
 import torch.distributed as dist
 
-from gossamer.process.collectives import gloo, nccl
+from gossamer.process.collectives import nccl
+from gossamer.process.collectives.group_connections import GroupConnections
+from gossamer.process.collectives.peer_group import PeerGroup, Pending
 from gossamer.process.store.failover_store import FailoverStore
 
 BUILD_TIMEOUT_S = 5.0
@@ -23,10 +25,10 @@ HOPELESS_CHECK_S = 0.3
 
 
 class GroupBuilder:
-    """Builds the process groups of worker ``rank`` over the store."""
+    """Builds the groups of worker ``rank``."""
 
-    def __init__(self, rank: int, store: FailoverStore) -> None:
-        self.rank, self.store = rank, store
+    def __init__(self, rank: int, store: FailoverStore, connections: GroupConnections) -> None:
+        self.rank, self.store, self._connections = rank, store, connections
 
     def build(
         self,
@@ -35,26 +37,21 @@ class GroupBuilder:
         *,
         hopeless: Callable[[tuple[int, ...]], bool],
         on_gpu: bool = False,
-        low_priority: bool = False,
-        timeout_s: float = BUILD_TIMEOUT_S,
     ) -> Any:
-        """Connect ``members``, who all call this with the same unique ``name``.
+        """Return the group of ``members``, who all call this with the same unique ``name``.
 
-        RuntimeError if they do not connect, or once ``hopeless(awaited members)`` says that some will not come.
+        They connect when they first communicate, with NCCL here: then RuntimeError if they do not connect, or once
+        ``hopeless(awaited members)`` says that some will not come.
         """
-        store = self.store.for_group(timeout_s, lambda: hopeless(members))
-        group_rank = members.index(self.rank)
         if on_gpu:
-            return nccl.connect(store, name, group_rank, len(members))
-        return gloo.connect(store, name, group_rank, len(members), BUILD_TIMEOUT_S, low_priority)
+            store = self.store.for_group(BUILD_TIMEOUT_S, lambda: hopeless(members))
+            return nccl.connect(store, name, members.index(self.rank), len(members))
+        return self._connections.group(name, members)
 
     def await_ready(
         self, name: str, members: tuple[int, ...], purpose: str, hopeless: Callable[[tuple[int, ...]], bool]
     ) -> dict[int, str]:
-        """Wait until all members are ready to build, however long they take; return the ``purpose`` that each gives.
-
-        Gloo itself cannot be told that a member will not come, and blocks until its timeout.
-        """
+        """Wait until all members are ready to build, however long they take; return the ``purpose`` that each gives."""
         awaited, checked, polls = members, time.monotonic(), poll_intervals()
         purposes: dict[int, str] = {}
         while awaited:
@@ -82,16 +79,23 @@ def poll_intervals() -> Iterator[float]:
         interval_s = min(POLL_S, 1.5 * interval_s)
 
 
-def wait(group: Any, work: dist.Work | gloo.Exchange, timeout_s: float, abandoned: Callable[[], bool]) -> None:
-    """Wait for communication in ``group``. RuntimeError if it fails, is late or is ``abandoned()``."""
-    if isinstance(work, gloo.Exchange):
-        work.wait(timeout_s)
-    elif nccl.is_nccl(group):
-        work.wait(timedelta(seconds=timeout_s))
+def wait(work: dist.Work | Pending, timeout_s: float, abandoned: Callable[[], bool] = lambda: False) -> None:
+    """Wait for communication in a group. RuntimeError if it fails, is late or, if it is our own, ``abandoned()``."""
+    if isinstance(work, Pending):
+        work.wait(timeout_s, abandoned)
     else:
-        gloo.wait(group, work, timeout_s, abandoned)
+        work.wait(timedelta(seconds=timeout_s))
+
+
+def release(group: Any) -> None:
+    """Close the connections of ``group`` once its collective in progress, if any, is over here."""
+    if isinstance(group, PeerGroup):
+        group.release()
 
 
 def disconnect(group: Any) -> None:
     """Close the connections of ``group``, so that both ends notice."""
-    (nccl if nccl.is_nccl(group) else gloo).disconnect(group)
+    if isinstance(group, PeerGroup):
+        group.close()
+    else:
+        nccl.disconnect(group)

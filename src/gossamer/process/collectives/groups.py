@@ -12,10 +12,10 @@ from torch import Tensor
 
 from gossamer.effects import MAX_SCALARS
 from gossamer.errors import MethodError
-from gossamer.process.collectives import gloo
 from gossamer.process.collectives.call import Call, mismatch
 from gossamer.process.collectives.group_builder import GroupBuilder
 from gossamer.process.collectives.membership import AVERAGED, FINISH, FOREGROUND, TRAIN, Communication, Membership
+from gossamer.process.collectives.peer_group import Pending
 from gossamer.process.collectives.state_transfer import TransferableState
 from gossamer.process.lifecycle import Lifecycle
 from gossamer.process.store.heartbeats import Heartbeats
@@ -105,7 +105,7 @@ class Groups:
         size = len(vector)
         buffer = vector.new_empty(size + TAIL) if out is None else out
         mean, tail = buffer[:size], buffer[size:]
-        pair: gloo.Exchange | None = None
+        pair: Pending | None = None
         words: list[float] = []
 
         def communicate(group: Any, call: Call) -> Communication:
@@ -113,7 +113,7 @@ class Groups:
             if group.size() == 2 and not vector.is_cuda:
                 # Two workers exchange their vectors: a third less time than an all-reduce of two.
                 own = (weight, float(call.round), float(len(scalars)), *scalars)
-                pair = gloo.Exchange(group, vector, mean, words=own, received_words=words)
+                pair = group.exchange(vector, mean, words=own, received_words=words)
                 return [pair]
             pair = None
             residue = float(call.round % ROUND_RESIDUE)
@@ -232,8 +232,7 @@ class Groups:
             delivered, received = to in indices, out if source in indices else None
             own = (float(call.round), float(len(scalars)), float(len(vector)), *scalars)
             return [
-                gloo.Exchange(
-                    group,
+                group.exchange(
                     vector if delivered else None,
                     received,
                     indices.get(to, 0),
@@ -255,7 +254,7 @@ class Groups:
         return received, tuple(words[3 : 3 + len(scalars)]), delivered
 
     def release(self) -> None:
-        """Drop all process groups once their collectives have ended; the other members notice and go on."""
+        """Close all groups once their collectives have ended; the other members notice and go on."""
         for membership in self._all:
             membership.release()
 

@@ -5,7 +5,7 @@ A membership has *generations*. The members of a generation are agreed on once, 
 1. Somebody requests generation g + 1: a collective failed, or a worker came back.
 2. Every worker polls for requests in the background and marks itself present in the new generation.
 3. Once every worker is present, dead or done, the lowest rank that is still there publishes the list of members.
-4. The members connect process groups among themselves, each on first use.
+4. The members form groups among themselves and connect, each on first use.
 5. Members that are behind the others take over the state of one that is not (``state_transfer``).
 
 A collective over a group of workers runs among those of the group that are members. One that was in flight when its
@@ -27,10 +27,11 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gossamer.errors import MethodError
-from gossamer.process.collectives import gloo, group_builder
+from gossamer.process.collectives import group_builder
 from gossamer.process.collectives.call import Call, Waits, mismatch
 from gossamer.process.collectives.generations import Generations
 from gossamer.process.collectives.group_builder import GroupBuilder
+from gossamer.process.collectives.peer_group import PeerGroup, Pending
 from gossamer.process.collectives.state_transfer import TransferableState, transfer_state
 from gossamer.process.deadline import Deadline
 from gossamer.process.lifecycle import TrainingEnded
@@ -51,7 +52,7 @@ FOREGROUND, BACKGROUND, ASYNC, STATE_TRANSFER = "foreground", "background", "asy
 """The channels of communication, each with process groups of its own: the training thread's, that of the method's
 background part, that of what the training started without waiting, and the state transfer of a new generation."""
 
-Communication = list[dist.Work | gloo.Exchange]
+Communication = list[dist.Work | Pending]
 
 
 class StepRetry(Exception):
@@ -154,7 +155,7 @@ class Membership:
             try:
                 group = self._group(channel, generation, members, on_gpu, call)
                 for work in communicate(group, call):
-                    group_builder.wait(group, work, self.deadline.seconds, disconnected.is_set)
+                    group_builder.wait(work, self.deadline.seconds, disconnected.is_set)
                 completed = True
             except RuntimeError:
                 if self._conflict is not None:
@@ -212,9 +213,7 @@ class Membership:
             if channel == self.owner == FOREGROUND and not on_gpu and members == tuple(self.members):
                 # The state transfer is over, and all members need this group first: no need to connect them again.
                 reused = groups.pop(STATE_TRANSFER, None)
-            groups[key] = reused or self.builder.build(
-                name, members, hopeless=hopeless, on_gpu=on_gpu, low_priority=channel == BACKGROUND
-            )
+            groups[key] = reused or self.builder.build(name, members, hopeless=hopeless, on_gpu=on_gpu)
             if groups is not self._groups:
                 # The generation ended meanwhile.
                 group_builder.disconnect(groups[key])
@@ -296,6 +295,9 @@ class Membership:
                     group = self._group(STATE_TRANSFER, generation, tuple(members))
                     self._started[STATE_TRANSFER] = time.monotonic()
                     self._align(group, channel)
+                    if self.owner != FOREGROUND:
+                        # Nobody needs it any more: see ``_group``.
+                        group_builder.release(self._groups.pop(STATE_TRANSFER, None))
                 break
             except RuntimeError:
                 if self.cancelled():
@@ -325,24 +327,23 @@ class Membership:
             return False
         return (not self._finishes and self.heartbeats.done(rank)) or self.heartbeats.dead(rank)
 
-    def _align(self, group: Any, channel: str) -> None:
+    def _align(self, group: PeerGroup, channel: str) -> None:
         """Let members that are behind take over the state of one that is not."""
         state, disconnected = self.state, self._disconnected
 
-        def wait(work: dist.Work) -> None:
-            group_builder.wait(group, work, TRANSFER_TIMEOUT_S, disconnected.is_set)
+        def wait(work: Pending) -> None:
+            group_builder.wait(work, TRANSFER_TIMEOUT_S, disconnected.is_set)
 
         def send(tensor: Tensor) -> Tensor:
             """Send a tensor to the partner that is behind, or receive it if this worker is."""
             tensor = tensor.contiguous()
             sent, received = (tensor, None) if own in sources else (None, tensor)
-            gloo.Exchange(group, sent, received, to=partners[own], source=partners[own]).wait(TRANSFER_TIMEOUT_S)
+            wait(group.exchange(sent, received, to=partners[own], source=partners[own]))
             return tensor
 
         def broadcast(tensor: Tensor) -> Tensor:
-            options = dist.BroadcastOptions()
-            options.rootRank, options.rootTensor = sources[0], 0
-            wait(group.broadcast([tensor], options))
+            tensor = tensor.contiguous()
+            wait(group.broadcast([tensor], sources[0]))
             return tensor
 
         position = torch.tensor([state.position(channel)])
@@ -367,8 +368,10 @@ class Membership:
     # Closing
 
     def release(self) -> None:
-        """Drop the process groups; those in use are closed when their collective has ended."""
-        self._groups = {}
+        """Close the groups; those in use are closed when their collective has ended."""
+        groups, self._groups = self._groups, {}
+        for group in list(groups.values()):
+            group_builder.release(group)
 
     def disconnect(self) -> None:
         """Close all connections, so that threads that wait here or at the other ends notice."""

@@ -16,7 +16,7 @@ def check(device: torch.device) -> None:
     if device.type != "cuda" or not dist.is_nccl_available():
         raise InputError(
             f'transport "nccl" needs a model on CUDA and a torch with NCCL, and this one is on {device.type}: '
-            'take transport "gloo"'
+            'take transport "tcp"'
         )
 
 
@@ -25,10 +25,6 @@ def connect(store: dist.Store, name: str, rank: int, size: int) -> Any:
     # By default torch ends the whole process when a peer dies. We rebuild the group instead.
     os.environ.setdefault("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0")
     return dist.ProcessGroupNCCL(dist.PrefixStore(name, store), rank, size, dist.ProcessGroupNCCL.Options())
-
-
-def is_nccl(group: Any) -> bool:
-    return dist.is_nccl_available() and isinstance(group, dist.ProcessGroupNCCL)
 
 
 def disconnect(group: Any) -> None:

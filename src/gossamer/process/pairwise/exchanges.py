@@ -17,12 +17,12 @@ from torch import Tensor
 from gossamer.effects import Pair, Swap
 from gossamer.errors import MethodError
 from gossamer.process.collectives.call import mismatch
-from gossamer.process.collectives.group_builder import GroupBuilder
 from gossamer.process.collectives.membership import STUCK_S
 from gossamer.process.collectives.state_transfer import transfer_state
 from gossamer.process.deadline import Deadline
 from gossamer.process.events import EventKind
 from gossamer.process.lifecycle import TrainingEnded
+from gossamer.process.net.listener import Listener
 from gossamer.process.pairwise.delivery import DeliveryWatch
 from gossamer.process.pairwise.edge import Edge, EdgeLost
 from gossamer.process.pairwise.pairing import Agreement, Pairing
@@ -48,7 +48,7 @@ class PairwiseExchanges:
         self,
         state: WorkerState,
         neighbours: tuple[int, ...],
-        builder: GroupBuilder,
+        listener: Listener,
         heartbeats: Heartbeats,
         links: Links | None = None,
     ) -> None:
@@ -56,7 +56,7 @@ class PairwiseExchanges:
         self._links = links
         self.state, self.worker, self.staging = state, state.worker, state.staging
         self.metrics, self.heartbeats, self.lifecycle = state.metrics, heartbeats, state.lifecycle
-        self.peers = PeerConnections(neighbours, builder, self._on_message, self._counts_as_lost)
+        self.peers = PeerConnections(self.worker.rank, neighbours, listener, self._on_message, self._counts_as_lost)
         rng = stream(self.worker.seed, "pairing", self.worker.rank)
         self.pairing = Pairing(self.peers, rng, state.lifecycle, lambda: state.metrics.steps > 0, self._give_state)
         self.screening = Screening()
@@ -184,7 +184,7 @@ class PairwiseExchanges:
         self._started = started = time.monotonic()
         self._exchanging = edge
         try:
-            # Gloo cannot receive a vector of another length than announced: the first one is announced.
+            # Before the first vector: an edge that breaks because lengths differ would not say why.
             if edge.layout is None:
                 edge.layout = layout
                 words = edge.exchange(torch.zeros(1), torch.zeros(1), self.max_duration_s, layout)
@@ -255,8 +255,7 @@ class PairwiseExchanges:
     # Maintenance
 
     def poll(self) -> None:
-        """Build edges, and close the edge of an exchange whose peer is dead. Runs in the heartbeat thread."""
-        self.peers.poll()
+        """Close the edge of an exchange whose peer is dead. Runs in the heartbeat thread."""
         self.check_delivery()
         edge, stuck = self._exchanging, time.monotonic() - self._started > STUCK_S
         if stuck and edge is not None and self.heartbeats.dead(edge.peer):

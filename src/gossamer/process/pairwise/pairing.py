@@ -102,15 +102,8 @@ class Pairing:
                 self._num_offers += 1
                 self._offered, self._offered_needs_state = (edge, self._num_offers), self.needs_state
             began = time.monotonic()
-            timeout_s = self.reply_deadline.seconds
             try:
-                edge.send(
-                    OFFER,
-                    self._num_offers,
-                    int(self._offered_needs_state),
-                    edge.num_exchanges,
-                    timeout_s=timeout_s,
-                )
+                edge.send(OFFER, self._num_offers, int(self._offered_needs_state), edge.num_exchanges)
             except EdgeLost:
                 with self._changed:
                     self._offered = None
@@ -140,7 +133,7 @@ class Pairing:
         return agreed
 
     def on_message(self, edge: Edge, message: tuple[int, ...]) -> None:
-        """Handle a message over ``edge``. Runs in the thread that receives from it."""
+        """Handle a message over ``edge``. Runs in the thread that receives from it, and does not block it."""
         kind, number, peer_needs_state, num_exchanges = message
         reply, needs_state, gives = None, False, False
         with self._changed:
@@ -169,7 +162,7 @@ class Pairing:
             self._changed.notify_all()
         if reply is not None:
             try:
-                edge.send(reply, number, int(needs_state), timeout_s=self.reply_deadline.seconds)
+                edge.send(reply, number, int(needs_state))
             except EdgeLost:
                 with self._changed:
                     self._giving.discard(edge)

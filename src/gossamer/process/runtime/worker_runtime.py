@@ -16,10 +16,12 @@ from gossamer.methods.contract import check_declaration
 from gossamer.process.collectives import nccl
 from gossamer.process.collectives.encoded_mean import EncodedMeans
 from gossamer.process.collectives.group_builder import GroupBuilder
+from gossamer.process.collectives.group_connections import GroupConnections
 from gossamer.process.collectives.groups import Groups
 from gossamer.process.collectives.membership import BACKGROUND, FOREGROUND, StepRetry
 from gossamer.process.events import EventKind
 from gossamer.process.lifecycle import Phase, TrainingEnded
+from gossamer.process.net.secret import NO_SECRET, is_loopback
 from gossamer.process.pairwise.exchanges import PairwiseExchanges
 from gossamer.process.runtime.driver import Driver
 from gossamer.process.runtime.effect_handler import EffectHandler
@@ -32,9 +34,12 @@ from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.staging import Staging
 from gossamer.process.runtime.waits import FinishWait
 from gossamer.process.runtime.worker_state import WorkerState
+from gossamer.process.store.addresses import local_address
 from gossamer.process.store.heartbeats import Heartbeats, HeartbeatThread, Progress
-from gossamer.process.store.parsing import Refusals, read_address, read_time
-from gossamer.process.store.rank_info import START_TIMEOUT_S, RankInfo, local_address
+from gossamer.process.store.parsing import Refusals, read_time
+from gossamer.process.store.rank_claim import RankClaim
+from gossamer.process.store.rank_info import START_TIMEOUT_S, RankInfo
+from gossamer.process.store.worker_addresses import WorkerAddresses
 from gossamer.recording import Recorder
 from gossamer.topology import Topology
 from gossamer.wire import Codec, Links, MeanLink
@@ -59,7 +64,7 @@ class WorkerRuntime:
         topology: Topology,
         rank_info: RankInfo,
         seed: int,
-        transport: str = "gloo",
+        transport: str = "tcp",
         recorder: Recorder | None = None,
         codec: Codec | None = None,
         timeout_s: float = START_TIMEOUT_S,
@@ -91,7 +96,12 @@ class WorkerRuntime:
         """The run had begun when this worker joined: it, or an earlier process of it, was away."""
 
         events = self.state.events
-        self.store = rank_info.connect_store(timeout_s, partial(events.add, EventKind.WAITING))
+        refused = partial(events.add, EventKind.REFUSED)
+        self.store = rank_info.connect_store(timeout_s, partial(events.add, EventKind.WAITING), refused)
+        if rank_info.workers > 1 and not rank_info.secret and not is_loopback(rank_info.host):
+            events.add(EventKind.UNPROTECTED, NO_SECRET)
+        listener = self.store.listen(local_address(rank_info.host))
+        self._claim = RankClaim(self.store, listener.address)
         self.heartbeats = Heartbeats(self.rank, self.store)
         history = self.state.history
         self.heartbeats.own_progress = lambda: Progress(history.steps, history.busy_s)
@@ -102,14 +112,17 @@ class WorkerRuntime:
         try:
             # Before anything is published: a worker that does not fit a run that has begun must not disturb it.
             self._handshake.check_run()
+            self._claim.make()
         except BaseException:
             self.state.watch.close()
             self.store.close()
             raise
-        builder = GroupBuilder(self.rank, self.store)
         # A method that averages in the background only also rebuilds its membership there, so no step waits for it.
         self._owner = BACKGROUND if has_background and not method.lockstep else FOREGROUND
-        self.refusals = Refusals(lambda text: self.state.events.add(EventKind.REFUSED, text))
+        self.refusals = Refusals(refused)
+        self.addresses = WorkerAddresses(self.rank, listener.address, self.store, self.refusals)
+        self._connections = GroupConnections(self.rank, listener, self.addresses.find)
+        builder = GroupBuilder(self.rank, self.store, self._connections)
         self.groups = Groups(
             topology.workers, builder, self.heartbeats, self.state, self.lifecycle, self.refusals, self._owner
         )
@@ -118,13 +131,13 @@ class WorkerRuntime:
         if codec is not None:
             links = Links(codec, seed, self.rank)
             encoded = EncodedMeans(self.groups, staging, partial(MeanLink, codec, seed + self.rank))
-        self.exchanges = PairwiseExchanges(self.state, neighbours, builder, self.heartbeats, links)
+        self.exchanges = PairwiseExchanges(self.state, neighbours, listener, self.heartbeats, links)
         self.effects = EffectHandler(self.state, self.groups, self.exchanges, encoded)
         self.driver = Driver(self.state, self.effects)
         self._turns = itertools.cycle(self.everybody)
         self._heartbeat_thread = HeartbeatThread(self.heartbeats, self._poll, self._watch)
         try:
-            self._join(rank_info)
+            self._join()
         except BaseException:
             self.close()
             raise
@@ -135,14 +148,14 @@ class WorkerRuntime:
 
     # Joining
 
-    def _join(self, rank_info: RankInfo) -> None:
+    def _join(self) -> None:
         """Start from rank 0's weights and buffers, or take over the state of the others if the run has begun."""
-        host, port = self.store.host_spare(local_address(rank_info.host))
-        self._spare_address = f"{host} {port}"
         self._publish()
         self.store.on_move.append(self._republish)
         self.heartbeats.beat()
         self._handshake.run()
+        for rank in self.exchanges.peers.neighbours:
+            self._find(rank)
         train = self.groups.train
         # "started" is published once everybody has joined: a worker that reads it before it has joined comes back.
         self._join_until = time.monotonic() + self._timeout_s
@@ -210,16 +223,14 @@ class WorkerRuntime:
         self.driver.start_background()
         until = time.monotonic() + STATE_TIMEOUT_S
         while pairing.needs_state and time.monotonic() < until and not self.others_done():
-            # The heartbeat thread looks for connections too, but less often.
-            self.exchanges.peers.poll()
             time.sleep(0.01)
         pairing.needs_state = False
 
     # The store
 
     def _publish(self) -> None:
-        """Publish the address of our spare store, and whether we are done: an earlier process of this rank may be."""
-        self.store.set(f"address/{self.rank}", self._spare_address)
+        """Publish the address at which we listen, and whether we are done: an earlier process of this rank may be."""
+        self.addresses.publish()
         self.peer_watch.publish_failure(None)
         self.heartbeats.publish_done(self.lifecycle.done)
 
@@ -228,6 +239,7 @@ class WorkerRuntime:
 
         "started" comes last: a worker that comes back and reads it finds the generation of the others.
         """
+        self._claim.republish()
         self._publish()
         self.heartbeats.beat()
         if not self._joined:
@@ -240,13 +252,14 @@ class WorkerRuntime:
             self.store.set("started", "1")
 
     def _check(self, rank: int) -> None:
-        """Check whether ``rank`` is alive, and where its spare store is."""
+        """Check whether ``rank`` is alive, and where it listens."""
         self.heartbeats.dead(rank)
-        key = f"address/{rank}"
-        published = self.store.get(key)
-        address = self.refusals.checked(key, published, read_address(published))
+        self._find(rank)
+
+    def _find(self, rank: int) -> None:
+        address = self.addresses.find(rank)
         if address is not None:
-            self.store.spares[rank] = address
+            self.exchanges.peers.set_address(rank, address)
 
     def _poll(self) -> None:
         """Maintain the connections. Runs in the heartbeat thread, ten times a second."""
@@ -261,7 +274,6 @@ class WorkerRuntime:
 
     def _watch(self) -> None:
         """Look for workers that are missing and may come back. Costs nothing while all are there."""
-        self.exchanges.peers.poll()
         self.groups.watch()
 
     def others_done(self) -> bool:
@@ -280,6 +292,7 @@ class WorkerRuntime:
         self._heartbeat_thread.close()
         self.groups.disconnect()
         self.driver.join(CLOSE_TIMEOUT_S)
+        self._connections.close()
         self.store.close()
 
     def finish_training(self) -> None:

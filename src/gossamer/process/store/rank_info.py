@@ -10,12 +10,16 @@ import socket
 import sys
 from collections import deque
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch.distributed as dist
 
 from gossamer.errors import InputError
+from gossamer.process.net.identity import Identity
+from gossamer.process.net.secret import find_secret
+from gossamer.process.net.tls import TlsFiles, find_tls_files, make_tls
 from gossamer.process.store.failover_store import FailoverStore
+from gossamer.process.store.home_store import Home, Host
 
 START_TIMEOUT_S = 300.0
 """How long a worker waits for the others to start."""
@@ -33,16 +37,36 @@ class RankInfo:
     host: str
     port: int
     prefix: str
+    run: str = "run"
+    """The name of the run, which all its processes know."""
+    secret: bytes = field(default=b"", repr=False)
+    """Which all processes of the run know, and nobody else; empty: there is none."""
+    store_host: Host = Host.RANK_0
+    tls: TlsFiles | None = None
+    """None: connections are not encrypted."""
 
     @property
     def hosts_store(self) -> bool:
-        """Rank 0 hosts the store, unless torchrun's agent does."""
-        return self.rank == 0 and os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True"
+        """Rank 0 hosts the store, unless a launcher of ours does."""
+        return self.rank == 0 and self.store_host != Host.LAUNCHER
+
+    @property
+    def home(self) -> Home:
+        key = f"gossamer/{self.run}/home" if self.store_host == Host.RANK_0_ANYWHERE else ""
+        return Home(self.host, self.port, self.store_host, key)
+
+    def identity(self) -> Identity:
+        """Return the identity of one more process of this rank."""
+        tls = None if self.tls is None else make_tls(self.tls)
+        return Identity(self.rank, self.run, self.secret, tls=tls)
 
     def connect_store(
-        self, timeout_s: float = START_TIMEOUT_S, on_wait: Callable[[str], None] = lambda text: None
+        self,
+        timeout_s: float = START_TIMEOUT_S,
+        on_wait: Callable[[str], None] = lambda text: None,
+        on_refused: Callable[[str], None] = lambda text: None,
     ) -> FailoverStore:
-        return FailoverStore(self.host, self.port, self.hosts_store, self.prefix, timeout_s, on_wait)
+        return FailoverStore(self.home, self.identity(), self.prefix, timeout_s, on_wait, on_refused)
 
 
 def find_rank() -> tuple[int, int]:
@@ -62,8 +86,11 @@ def find_local_rank() -> int:
     return int(os.environ.get("LOCAL_RANK", os.environ.get("SLURM_LOCALID", "0")))
 
 
-def find_rank_info() -> RankInfo:
-    """Return this process's rank info for one more join. All workers must call this equally often."""
+def find_rank_info(tls: TlsFiles | None = None) -> RankInfo:
+    """Return this process's rank info for one more join. All workers must call this equally often.
+
+    ``tls``: by default what the environment says.
+    """
     env = os.environ
     rank, workers = find_rank()
     if not 0 <= rank < workers:
@@ -73,7 +100,11 @@ def find_rank_info() -> RankInfo:
     host = env.get("MASTER_ADDR", "127.0.0.1")
     port = _env_int("MASTER_PORT") if "MASTER_PORT" in env else free_port()
     run = f"{env.get('TORCHELASTIC_RUN_ID', 'run')}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
-    return RankInfo(rank, workers, host, port, f"gossamer/{run}/{next(_num_joins)}/")
+    # Torchrun's agent, or rank 0 of the user's process group, has a store of torch at this address.
+    taken = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or (dist.is_available() and dist.is_initialized())
+    store_host = Host.RANK_0_ANYWHERE if taken and workers > 1 else Host.RANK_0
+    prefix = f"gossamer/{run}/{next(_num_joins)}/"
+    return RankInfo(rank, workers, host, port, prefix, run, find_secret(), store_host, tls or find_tls_files())
 
 
 def started_rank_info() -> RankInfo | None:
@@ -122,14 +153,3 @@ def _lock_port(port: int) -> None:
         _port_locks.append(lock.detach())
     if len(_port_locks) > _MAX_PORT_LOCKS:
         os.close(_port_locks.popleft())
-
-
-def local_address(store_host: str) -> str:
-    """Return the address under which other workers reach this process: that of the route to the store."""
-    # IPv4 if the store has such an address: gloo takes it by default.
-    found = socket.getaddrinfo(store_host, 9, type=socket.SOCK_DGRAM)
-    family, _, _, _, address = next((entry for entry in found if entry[0] == socket.AF_INET), found[0])
-    with socket.socket(family, socket.SOCK_DGRAM) as probe:
-        # Connecting a datagram socket sends nothing; it only looks up the route.
-        probe.connect(address)
-        return str(probe.getsockname()[0])

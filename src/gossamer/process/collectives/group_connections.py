@@ -1,0 +1,95 @@
+"""Connections between the members of groups: the higher rank connects to the lower one when the two first need it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+
+from gossamer.process.collectives.peer_group import PeerGroup
+from gossamer.process.net.connection import Address, Connection, connect
+from gossamer.process.net.listener import Listener
+
+PURPOSE = "group"
+CONNECT_TIMEOUT_S = 5.0
+CHECK_S = 0.05
+"""How often a member that waits for a connection checks whether its group was closed."""
+
+MAX_PARKED = 1024
+"""Connections that came before this worker knew their group; one more closes the oldest."""
+
+
+class GroupConnections:
+    """Makes the groups of one worker."""
+
+    def __init__(self, rank: int, listener: Listener, find_address: Callable[[int], Address | None]) -> None:
+        self.rank, self._listener, self._find_address = rank, listener, find_address
+        self._changed = threading.Condition()
+        self._parked: dict[tuple[str, int], Connection] = {}
+        """Connections that others have made, by group and rank, until this worker needs them."""
+        self._closed = False
+        listener.register(PURPOSE, self._accept)
+
+    def group(self, name: str, members: tuple[int, ...]) -> PeerGroup:
+        """Return the group ``name`` of ``members``. A name is used once, by all of its members."""
+
+        def connect_to(member: int, deadline: float) -> Connection:
+            rank = members[member]
+            if rank < self.rank:
+                return self._connect(name, rank, deadline)
+            return self._await(name, rank, deadline, lambda: group.closed)
+
+        group = PeerGroup(members.index(self.rank), len(members), connect_to, lambda: self._discard(name))
+        return group
+
+    def close(self) -> None:
+        """Close what no group has taken, and what comes from now on."""
+        with self._changed:
+            self._closed = True
+            for connection in self._parked.values():
+                connection.close()
+            self._parked.clear()
+
+    def _connect(self, name: str, rank: int, deadline: float) -> Connection:
+        address = self._find_address(rank)
+        if address is None:
+            raise ConnectionError(f"worker {rank} has not published where it listens")
+        timeout_s = min(max(deadline - time.monotonic(), 0.001), CONNECT_TIMEOUT_S)
+        connection = connect(address, PURPOSE, name.encode(), identity=self._listener.identity, timeout_s=timeout_s)
+        if connection.peer_rank != rank:
+            connection.close()
+            raise ConnectionError(f"worker {rank} does not listen at {address[0]}:{address[1]} any more")
+        return connection
+
+    def _await(self, name: str, rank: int, deadline: float, closed: Callable[[], bool]) -> Connection:
+        with self._changed:
+            while (name, rank) not in self._parked:
+                if closed():
+                    raise ConnectionError("the group is closed")
+                if time.monotonic() > deadline:
+                    raise TimeoutError(f"worker {rank} has not connected")
+                self._changed.wait(CHECK_S)
+            return self._parked.pop((name, rank))
+
+    def _accept(self, connection: Connection, hello: bytes) -> None:
+        if connection.peer_rank is None or connection.peer_rank <= self.rank:
+            connection.close()
+            return
+        with self._changed:
+            if self._closed:
+                connection.close()
+                return
+            key = hello.decode(errors="replace"), connection.peer_rank
+            earlier = self._parked.pop(key, None)
+            if earlier is None and len(self._parked) >= MAX_PARKED:
+                earlier = self._parked.pop(next(iter(self._parked)))
+            if earlier is not None:
+                earlier.close()
+            self._parked[key] = connection
+            self._changed.notify_all()
+
+    def _discard(self, name: str) -> None:
+        """A group is closed: its connections that were not needed go too."""
+        with self._changed:
+            for key in [key for key in self._parked if key[0] == name]:
+                self._parked.pop(key).close()

@@ -1,0 +1,95 @@
+"""Connects to another process on a loop, without blocking it."""
+
+from __future__ import annotations
+
+import errno
+import socket
+from collections.abc import Callable
+
+from gossamer.process.net import greeting
+from gossamer.process.net.connection import Address, Connection, wrap
+from gossamer.process.net.greeting import Reason
+from gossamer.process.net.identity import Identity
+from gossamer.process.net.loop import WRITE, Loop
+from gossamer.process.net.opening import Opening
+
+
+class Dialing:
+    """Connects to who listens at ``address``, then calls ``on_ready(connection)``, or ``on_failed(error)``.
+
+    All in the thread of the loop, which calls at most one of the two, once.
+    """
+
+    def __init__(
+        self,
+        loop: Loop,
+        address: Address,
+        purpose: str,
+        hello: bytes,
+        *,
+        identity: Identity,
+        timeout_s: float,
+        on_ready: Callable[[Connection], None],
+        on_failed: Callable[[OSError], None],
+    ) -> None:
+        """``address``: no name, since looking that up may block. ``timeout_s``: to connect, then to greet."""
+        self._loop, self._on_ready, self._on_failed = loop, on_ready, on_failed
+        self._identity, self._purpose, self._hello, self._timeout_s = identity, purpose, hello, timeout_s
+        self._over = False
+        host, port = address
+        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        sock.setblocking(False)
+        try:
+            error = sock.connect_ex((host, port))
+            if error not in (0, errno.EINPROGRESS):
+                raise OSError(error, "cannot connect")
+            self.connection = Connection(wrap(sock, identity, server_side=False))
+        except OSError as failure:
+            sock.close()
+            self._over = True
+            failed = failure
+            loop.call_soon(lambda: on_failed(failed))
+            return
+        self._timer = loop.call_later(timeout_s, lambda: self._fail(TimeoutError(Reason.TOO_LATE)))
+        loop.watch(self.connection, WRITE, self._connected)
+
+    def cancel(self) -> None:
+        """Give up without a word."""
+        if not self._over:
+            self._end()
+            self.connection.close()
+
+    def _end(self) -> None:
+        self._over = True
+        self._timer.cancel()
+        self._loop.unwatch(self.connection)
+
+    def _fail(self, error: OSError) -> None:
+        if not self._over:
+            self._end()
+            self.connection.close()
+            self._on_failed(error)
+
+    def _connected(self, _: int) -> None:
+        self._timer.cancel()
+        self._loop.unwatch(self.connection)
+        error = self.connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        if error:
+            refused = error == errno.ECONNREFUSED
+            self._fail(ConnectionRefusedError(error, "refused") if refused else OSError(error, "cannot connect"))
+            return
+        Opening(
+            self._loop,
+            self.connection,
+            lambda send: greeting.ask(self._identity, send, self._purpose, self._hello),
+            self._timeout_s,
+            lambda _: self._opened(),
+            self._fail,
+        )
+
+    def _opened(self) -> None:
+        if self._over:
+            self.connection.close()
+            return
+        self._over = True
+        self._on_ready(self.connection)

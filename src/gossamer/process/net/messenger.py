@@ -1,0 +1,272 @@
+"""Small messages between any two workers, at most once each, over connections that are opened on demand."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import random
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+
+from gossamer.process.net import greeting
+from gossamer.process.net.connection import Address, Connection, own, wrap
+from gossamer.process.net.identity import Identity
+from gossamer.process.net.listener import Listener
+from gossamer.process.net.loop import READ, WRITE, Loop
+from gossamer.process.net.opening import Opening
+
+PURPOSE = "message"
+MAX_MESSAGE_BYTES = 64 * 1024
+MAX_QUEUED_BYTES = 256 * 1024
+"""Of messages that a peer has not taken yet; more are dropped."""
+
+CONNECT_TIMEOUT_S = 3.0
+MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
+IDLE_S = 60.0
+"""A connection without a message for this long is closed."""
+
+READ_BYTES = 64 * 1024
+READS_PER_TURN = 4
+"""One peer that sends without end must not keep the others from their turn."""
+
+logger = logging.getLogger("gossamer")
+
+_LENGTH = struct.Struct("<I")
+
+
+class _Link:
+    """One connection, its incoming bytes and its outgoing ones."""
+
+    def __init__(self, rank: int, connection: Connection) -> None:
+        self.rank, self.connection = rank, connection
+        self.incoming = bytearray()
+        self.outgoing = bytearray()
+        self.used = time.monotonic()
+
+
+class Messenger:
+    """Sends and receives messages in a thread of its own, one for all peers."""
+
+    def __init__(self, listener: Listener, identity: Identity, on_message: Callable[[int, bytes], None]) -> None:
+        """``on_message(rank, message)`` is called in the thread of the messenger, and must not block."""
+        self._listener, self._identity, self._on_message = listener, identity, on_message
+        self._lock = threading.Lock()
+        self._addresses: dict[int, Address] = {}
+        self._links: dict[int, _Link] = {}
+        """The connection over which each peer is sent to."""
+        self._all: set[_Link] = set()
+        """All connections: if two peers connect at once, they have two."""
+        self._connecting: dict[int, Opening | None] = {}
+        self._retry_at: dict[int, float] = {}
+        self._backoff_s: dict[int, float] = {}
+        self._wants_write: set[_Link] = set()
+        self._closed = False
+        self.num_dropped = 0
+        """Messages that were not sent: no connection, or a peer that does not read."""
+        self.loop = Loop("gossamer-messenger")
+        self.loop.on_close.append(self._close_all)
+        self.loop.call_soon(self._close_idle)
+        listener.register(PURPOSE, self._accept)
+
+    # From any thread
+
+    def set_address(self, rank: int, address: Address) -> None:
+        """Note where worker ``rank`` listens: an address, not a name, since looking that up may block."""
+        with self._lock:
+            if self._addresses.get(rank) != address:
+                self._addresses[rank] = address
+                self._retry_at.pop(rank, None)
+                self._backoff_s.pop(rank, None)
+
+    def connected(self, rank: int) -> bool:
+        return rank in self._links
+
+    def send(self, rank: int, message: bytes) -> bool:
+        """Queue a message; return False if it was dropped: no connection (one is tried), or the peer does not read."""
+        if len(message) > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a message has {len(message)} bytes: expected at most {MAX_MESSAGE_BYTES}")
+        with self._lock:
+            link = self._links.get(rank)
+            if link is not None and len(link.outgoing) + len(message) <= MAX_QUEUED_BYTES:
+                link.outgoing += _LENGTH.pack(len(message)) + message
+                flush = link not in self._wants_write
+                self._wants_write.add(link)
+                if flush:
+                    self.loop.call_soon(lambda: self._flush(link))
+                return True
+            self.num_dropped += 1
+            due = self._retry_at.get(rank, 0.0) <= time.monotonic()
+            if link is None and due and rank in self._addresses and rank not in self._connecting and not self._closed:
+                self._connecting[rank] = None
+                self.loop.call_soon(lambda: self._connect(rank))
+        return False
+
+    def close(self) -> None:
+        self._closed = True
+        self._listener.unregister(PURPOSE)
+        self.loop.close()
+
+    # In the thread of the loop, but for ``_accept``
+
+    def _connect(self, rank: int) -> None:
+        host, port = self._addresses[rank]
+        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        own(sock)
+        sock.setblocking(False)
+
+        def end() -> None:
+            self.loop.unwatch(sock)
+            timer.cancel()
+
+        def give_up() -> None:
+            end()
+            sock.close()
+            self._failed(rank)
+
+        def connected(_: int) -> None:
+            if sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
+                give_up()
+                return
+            end()
+            self._greet(rank, Connection(wrap(sock, self._identity, server_side=False)))
+
+        timer = self.loop.call_later(CONNECT_TIMEOUT_S, give_up)
+        if sock.connect_ex((host, port)) in (0, errno.EINPROGRESS):
+            self.loop.watch(sock, WRITE, connected)
+        else:
+            give_up()
+
+    def _greet(self, rank: int, connection: Connection) -> None:
+        self._connecting[rank] = Opening(
+            self.loop,
+            connection,
+            lambda send: greeting.ask(self._identity, send, PURPOSE, b""),
+            CONNECT_TIMEOUT_S,
+            lambda peer: self._connected(rank, connection),
+            lambda error: self._failed(rank),
+        )
+
+    def _connected(self, rank: int, connection: Connection) -> None:
+        if connection.peer_rank != rank:
+            # Another worker has this address by now.
+            connection.close()
+            self._failed(rank)
+            return
+        with self._lock:
+            self._connecting.pop(rank, None)
+            self._backoff_s.pop(rank, None)
+        self._add(_Link(rank, connection))
+
+    def _failed(self, rank: int) -> None:
+        with self._lock:
+            self._connecting.pop(rank, None)
+            backoff_s = self._backoff_s.get(rank, MIN_BACKOFF_S)
+            self._backoff_s[rank] = min(2 * backoff_s, MAX_BACKOFF_S)
+            self._retry_at[rank] = time.monotonic() + backoff_s * random.uniform(0.5, 1.0)
+
+    def _accept(self, connection: Connection, hello: bytes) -> None:
+        """Take over a connection, in the thread of the listener."""
+        rank = connection.peer_rank
+        if rank is None or self._closed:
+            connection.close()
+            return
+        self.loop.call_soon(lambda: self._add(_Link(rank, connection)))
+
+    def _add(self, link: _Link) -> None:
+        with self._lock:
+            if self._closed:
+                link.connection.close()
+                return
+            self._all.add(link)
+            self._links[link.rank] = link
+        self._watch(link)
+
+    def _watch(self, link: _Link) -> None:
+        events = READ | WRITE if link in self._wants_write else READ
+        self.loop.watch(link.connection, events, lambda ready: self._ready(link, ready))
+
+    def _ready(self, link: _Link, events: int) -> None:
+        if events & READ:
+            self._read(link)
+        if events & WRITE and link in self._all:
+            self._flush(link)
+
+    def _flush(self, link: _Link) -> None:
+        try:
+            with self._lock:
+                while link.outgoing:
+                    sent = link.connection.send_some(bytes(link.outgoing[:READ_BYTES]))
+                    if sent is None:
+                        break
+                    del link.outgoing[:sent]
+                    link.used = time.monotonic()
+                if not link.outgoing:
+                    self._wants_write.discard(link)
+        except OSError:
+            self._drop(link)
+            return
+        if link in self._all:
+            self._watch(link)
+
+    def _read(self, link: _Link) -> None:
+        buffer = bytearray(READ_BYTES)
+        for _ in range(READS_PER_TURN):
+            try:
+                received = link.connection.receive_some(buffer)
+            except OSError:
+                self._drop(link)
+                return
+            if received is None:
+                return
+            link.used = time.monotonic()
+            link.incoming += buffer[:received]
+            if not self._deliver(link):
+                self._drop(link)
+                return
+        if link.connection.is_tls:
+            # What TLS has decrypted already does not make the socket readable.
+            self.loop.call_soon(lambda: self._read(link) if link in self._all else None)
+
+    def _deliver(self, link: _Link) -> bool:
+        """Hand over the complete messages; False if what came is none."""
+        while len(link.incoming) >= _LENGTH.size:
+            (length,) = _LENGTH.unpack_from(link.incoming)
+            if length > MAX_MESSAGE_BYTES:
+                return False
+            end = _LENGTH.size + length
+            if len(link.incoming) < end:
+                break
+            message = bytes(link.incoming[_LENGTH.size : end])
+            del link.incoming[:end]
+            try:
+                self._on_message(link.rank, message)
+            except Exception:
+                logger.exception("a message of worker %d could not be handled", link.rank)
+        return True
+
+    def _drop(self, link: _Link) -> None:
+        self.loop.unwatch(link.connection)
+        link.connection.close()
+        with self._lock:
+            self._all.discard(link)
+            self._wants_write.discard(link)
+            if self._links.get(link.rank) is link:
+                del self._links[link.rank]
+                others = [other for other in self._all if other.rank == link.rank]
+                if others:
+                    self._links[link.rank] = others[0]
+
+    def _close_idle(self) -> None:
+        for link in [link for link in self._all if time.monotonic() - link.used > IDLE_S]:
+            self._drop(link)
+        self.loop.call_later(IDLE_S / 4, self._close_idle)
+
+    def _close_all(self) -> None:
+        for link in list(self._all):
+            self._drop(link)
+        for opening in self._connecting.values():
+            if opening is not None:
+                opening.connection.close()

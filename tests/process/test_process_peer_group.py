@@ -1,0 +1,216 @@
+"""Collectives of our own: their results, the same to the bit on all members, and how they end if a member does."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from gossamer.process.collectives.group_connections import GroupConnections
+from gossamer.process.collectives.peer_group import SHORT_BYTES, GroupFailed, PeerGroup
+from gossamer.process.net.connection import Connection
+from gossamer.process.net.identity import Identity
+from gossamer.process.net.listener import Listener
+
+pytestmark = pytest.mark.timeout(120)
+
+TIMEOUT_S = 30.0
+LONG = SHORT_BYTES // 2 + 77
+"""Elements of a vector that goes around the ring, in several pieces of several lengths."""
+
+
+class Members:
+    """The members of a group, each in a thread of its own."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self.pairs: dict[tuple[int, int], Connection] = {}
+        for one in range(size):
+            for other in range(one):
+                first, second = socket.socketpair()
+                self.pairs[one, other], self.pairs[other, one] = Connection(first), Connection(second)
+        self.groups = [PeerGroup(rank, size, lambda to, _, rank=rank: self.pairs[rank, to]) for rank in range(size)]
+
+    def run(self, call: Callable[[PeerGroup], Any]) -> list[Any]:
+        with ThreadPoolExecutor(self.size) as threads:
+            return list(threads.map(call, self.groups))
+
+    def close(self) -> None:
+        for connection in self.pairs.values():
+            connection.close()
+
+
+@contextlib.contextmanager
+def members(size: int) -> Iterator[Members]:
+    made = Members(size)
+    try:
+        yield made
+    finally:
+        made.close()
+
+
+def drawn(rank: int, length: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    values = torch.randn(length, generator=torch.Generator().manual_seed(rank), dtype=torch.float64) * 100
+    return values.to(dtype)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7])
+@pytest.mark.parametrize("length", [1, 5, 1000, LONG, 500_000])
+def test_a_sum_is_the_same_to_the_bit_everywhere(size: int, length: int) -> None:
+    def reduce(group: PeerGroup) -> Tensor:
+        for _ in range(2):
+            tensor = drawn(group.rank(), length)
+            group.allreduce([tensor]).wait(TIMEOUT_S)
+        return tensor
+
+    with members(size) as made:
+        sums = made.run(reduce)
+    exact = torch.stack([drawn(rank, length).double() for rank in range(size)]).sum(0)
+    assert all(torch.equal(each, sums[0]) for each in sums)
+    torch.testing.assert_close(sums[0].double(), exact, rtol=1e-5, atol=1e-3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32])
+@pytest.mark.parametrize("length", [3, LONG])
+def test_sums_of_all_dtypes(dtype: torch.dtype, length: int) -> None:
+    def reduce(group: PeerGroup) -> Tensor:
+        tensor = torch.full((length,), group.rank() + 1, dtype=dtype)
+        group.allreduce([tensor]).wait(TIMEOUT_S)
+        return tensor
+
+    with members(3) as made:
+        for found in made.run(reduce):
+            assert torch.equal(found, torch.full((length,), 6, dtype=dtype))
+
+
+@pytest.mark.parametrize("size", [2, 3, 5, 6, 8])
+@pytest.mark.parametrize("length", [0, 1, 100, 300_000])
+def test_gathers_broadcasts_and_all_to_alls(size: int, length: int) -> None:
+    def run(group: PeerGroup) -> tuple[list[Tensor], list[Tensor], Tensor]:
+        outputs = [torch.empty(length) for _ in range(size)]
+        group.allgather([outputs], [drawn(group.rank(), length)]).wait(TIMEOUT_S)
+        spread = []
+        for root in range(size):
+            tensor = drawn(group.rank(), length)
+            group.broadcast([tensor], root).wait(TIMEOUT_S)
+            spread.append(tensor)
+        rows = torch.arange(size).unsqueeze(1).repeat(1, length + 1) + 100 * group.rank()
+        received = torch.empty_like(rows)
+        group.alltoall_base(received, rows).wait(TIMEOUT_S)
+        return outputs, spread, received
+
+    with members(size) as made:
+        found = made.run(run)
+    expected = [drawn(rank, length) for rank in range(size)]
+    for rank, (gathered, spread, received) in enumerate(found):
+        assert all(torch.equal(*pair) for pair in zip(gathered, expected, strict=True))
+        assert all(torch.equal(*pair) for pair in zip(spread, expected, strict=True))
+        assert received[:, 0].tolist() == [100 * other + rank for other in range(size)]
+
+
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_shifts_carry_words(size: int) -> None:
+    def shift(group: PeerGroup) -> tuple[list[float], list[float]]:
+        own, received, words = group.rank(), torch.empty(70_000), []
+        to, source = (own + 1) % size, (own - 1) % size
+        sent = torch.full((70_000,), float(own))
+        group.exchange(sent, received, to, source, words=(own + 0.25,), received_words=words).wait(TIMEOUT_S)
+        return received.unique().tolist(), words[:2]
+
+    with members(size) as made:
+        found = made.run(shift)
+    assert found == [([float((rank - 1) % size)], [(rank - 1) % size + 0.25, 0.0]) for rank in range(size)]
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_who_closes_ends_the_collective_of_all(size: int) -> None:
+    def reduce(group: PeerGroup) -> float:
+        group.allreduce([torch.zeros(200_000)]).wait(60.0)
+        if group.rank() == size - 1:
+            time.sleep(0.2)
+            group.close()
+            return 0.0
+        began = time.monotonic()
+        with pytest.raises(GroupFailed):
+            group.allreduce([torch.zeros(200_000)]).wait(60.0)
+        # As a member that has failed does: only its neighbours notice by themselves.
+        group.close()
+        return time.monotonic() - began
+
+    with members(size) as made:
+        assert max(made.run(reduce)) < 20
+
+
+def test_who_is_silent_is_waited_for_until_the_deadline() -> None:
+    with members(2) as made:
+        began = time.monotonic()
+        with pytest.raises(GroupFailed):
+            made.groups[0].allreduce([torch.zeros(200_000)]).wait(0.3)
+        with pytest.raises(GroupFailed):
+            made.groups[0].allreduce([torch.zeros(200_000)]).wait(60.0, abandoned=lambda: True)
+        assert time.monotonic() - began < 20
+
+
+def test_members_in_different_collectives_fail() -> None:
+    def run(group: PeerGroup) -> None:
+        pending = group.allreduce([torch.zeros(10 + group.rank())])
+        with pytest.raises(GroupFailed):
+            pending.wait(TIMEOUT_S)
+        group.close()
+
+    with members(2) as made:
+        made.run(run)
+
+
+def test_a_released_group_is_closed_when_its_collective_is_over() -> None:
+    with members(2) as made:
+        one, other = made.groups
+        waiting = threading.Thread(target=lambda: one.allreduce([torch.ones(3)]).wait(TIMEOUT_S), daemon=True)
+        waiting.start()
+        while not one.busy.locked():
+            time.sleep(0.001)
+        one.release()
+        tensor = torch.ones(3)
+        other.allreduce([tensor]).wait(TIMEOUT_S)
+        waiting.join(TIMEOUT_S)
+        assert tensor.tolist() == [2.0] * 3
+        assert one.closed
+        other.release()
+        assert other.closed
+
+
+def test_members_connect_when_they_need_each_other() -> None:
+    listeners = [Listener("127.0.0.1", identity=Identity(rank, "test")) for rank in range(3)]
+    found = [GroupConnections(rank, listeners[rank], lambda to: listeners[to].address) for rank in range(3)]
+
+    def reduce(rank: int) -> list[float]:
+        time.sleep(0.1 * rank)
+        group = found[rank].group("some", (0, 1, 2))
+        tensor = torch.full((LONG,), float(rank))
+        group.allreduce([tensor]).wait(TIMEOUT_S)
+        group.close()
+        return tensor.unique().tolist()
+
+    with ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(reduce, range(3))) == [[3.0]] * 3
+    for connections, listener in zip(found, listeners, strict=True):
+        connections.close()
+        listener.close()
+
+
+def test_who_waits_for_a_connection_notices_that_its_group_was_closed() -> None:
+    with contextlib.closing(Listener("127.0.0.1", identity=Identity(0, "test"))) as listener:
+        group = GroupConnections(0, listener, lambda to: None).group("some", (0, 1))
+        threading.Timer(0.2, group.close).start()
+        began = time.monotonic()
+        with pytest.raises(GroupFailed):
+            group.allreduce([torch.zeros(1)]).wait(60.0)
+        assert time.monotonic() - began < 20
