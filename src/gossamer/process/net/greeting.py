@@ -57,7 +57,7 @@ class Reason(StrEnum):
     TOO_LATE = "it did not complete its greeting in time"
     CUT_OFF = "it ended in the middle of its greeting"
     TOO_MANY = "more connections than can be greeted at once"
-    TLS = "its TLS handshake failed: give all workers certificates of the same authority, or none TLS"
+    TLS = "its TLS handshake failed: give all workers certificates of the same authority, or give none of them any"
 
 
 class Refused(ConnectionError):

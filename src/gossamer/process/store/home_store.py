@@ -190,8 +190,10 @@ class HomeStoreWait:
                 # A process that is being killed looks like one without the right certificate.
                 patient = {Reason.CUT_OFF: True, Reason.TLS: since_s < TLS_TIMEOUT_S}
                 if isinstance(error, Refused) and not patient.get(error.reason, False):
-                    raise InputError(f"no place at the store at {host}:{port}: {_ours(error.reason)}") from None
-                silent_since, cause = silent_since or began, "what listens there does not answer"
+                    raise InputError(
+                        f"the store at {host}:{port} refused the connection: {_ours(error.reason)}"
+                    ) from None
+                silent_since, cause = silent_since or began, "no answer: another program, or one with TLS"
             except OSError as error:
                 silent_since, cause = None, error.strerror or str(error)
             if silent_since is not None and time.monotonic() - silent_since > ANSWER_TIMEOUT_S:
