@@ -63,14 +63,14 @@ def pythons(contenders: Sequence[Contender]) -> dict[str, Path | str]:
     return found
 
 
-def measure(contender: Contender, python: Path | str, cases: Sequence[str]) -> Turn:
+def measure(contender: Contender, python: Path | str, cases: Sequence[str], moment: float) -> Turn:
     """Measure one turn of a contender and say how it went."""
     turn: Turn = {}
     for case in cases:
         if contender.kind == "none" and case == "kill":
             continue
         began = time.monotonic()
-        turn[case] = {"problem": python} if isinstance(python, str) else CASES[case](contender, python)
+        turn[case] = {"problem": python} if isinstance(python, str) else CASES[case](contender, python, moment)
         took = time.monotonic() - began
         figures = ", ".join(
             f"{name} {value:.2f}" if isinstance(value, float) else f"{name}: {value}"
@@ -108,8 +108,9 @@ def main() -> None:
     results: dict[str, list[Turn]] = {contender.name: [] for contender in contenders}
     for number in range(options.turns):
         print(f"turn {number + 1} of {options.turns}", file=sys.stderr, flush=True)
+        moment = (number + 0.5) / options.turns
         for contender in contenders:
-            results[contender.name].append(measure(contender, found[contender.name], cases))
+            results[contender.name].append(measure(contender, found[contender.name], cases, moment))
         if options.json is not None:
             options.json.write_text(json.dumps({"machine": began, "turns": results}, indent=1) + "\n")
     print(", ".join(f"{name} {value}" for name, value in began.items()) + "\n")

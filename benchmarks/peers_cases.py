@@ -12,12 +12,12 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from environments import ROOT
-from peers_contenders import Contender
+from peers_contenders import WAIT_S, Contender
 from torchft_coordinator import lighthouse
 from worker_processes import Late, Worker, free_port, longest_step
 
 WORKER = Path(__file__).with_name("peers_worker.py")
-WORKERS, PARAMETERS, WAIT_S = 4, 5_000_000, 0.1
+WORKERS, PARAMETERS = 4, 5_000_000
 KILLED = 2
 SLOW, SLOW_FACTOR = 3, 10.0
 STEPS_AFTER = 20
@@ -74,14 +74,15 @@ def workers_of(contender: Contender, python: Path, warm_up_steps: int, slow: int
         yield start
 
 
-def kill(contender: Contender, python: Path) -> Outcome:
-    """Kill a worker; some seconds later start its process again."""
+def kill(contender: Contender, python: Path, moment: float) -> Outcome:
+    """Kill a worker, at a moment between 0 and 1 of a round; some seconds later start its process again."""
     outcome: Outcome = {}
     with workers_of(contender, python, warm_up_steps=12) as start:
         try:
             workers = [start(rank, str(rank)) for rank in range(WORKERS)]
             for worker in workers:
                 worker.wait_for("ready", limit_s=LIMIT_S)
+            time.sleep(moment * contender.round_s)
             workers[KILLED].kill()
             survivors = workers[:KILLED] + workers[KILLED + 1 :]
             killed_at = time.time()
@@ -112,7 +113,7 @@ def watch(survivors: list[Worker], seconds: float) -> None:
         time.sleep(POLL_S)
 
 
-def straggler(contender: Contender, python: Path) -> Outcome:
+def straggler(contender: Contender, python: Path, _moment: float) -> Outcome:
     """Count the steps of all workers while the slow one makes a number of steps."""
     with workers_of(contender, python, warm_up_steps=3, slow=SLOW) as start:
         try:
@@ -136,4 +137,4 @@ def said(contender: Contender, error: Late) -> str:
     return str(error).split("\n", 1)[0].rstrip(":")
 
 
-CASES: dict[str, Callable[[Contender, Path], Outcome]] = {"kill": kill, "straggler": straggler}
+CASES: dict[str, Callable[[Contender, Path, float], Outcome]] = {"kill": kill, "straggler": straggler}

@@ -61,10 +61,11 @@ class TorchftWorker:
             backward()
             # Not by its DistributedDataParallel: in version 0.2.0 survivors end there (AssertionError in ddp.py, line
             # 76).
-            gradients = torch.cat([parameter.grad.flatten() for parameter in parameters])
-            manager.allreduce(gradients).wait()
-            for parameter, mean in zip(parameters, gradients.split(sizes), strict=True):
-                parameter.grad.copy_(mean.view_as(parameter))
+            gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+            vector = torch.cat([gradient.flatten() for gradient in gradients])
+            manager.allreduce(vector).wait()
+            for gradient, mean in zip(gradients, vector.split(sizes), strict=True):
+                gradient.copy_(mean.view_as(gradient))
             contributes, before = manager.is_participating(), manager.current_step()
             self.optimizer.step()
             if manager.current_step() != before:
