@@ -95,7 +95,7 @@ def main() -> None:
     parser.add_argument("--turns", type=int, default=3, help="turns (default: 3)")
     parser.add_argument("--only", default="", help="names of contenders, separated by commas")
     parser.add_argument("--cases", default=",".join(CASES), help=f"some of {', '.join(CASES)} (default: all)")
-    parser.add_argument("--json", type=Path, help="write all figures to this file, after every turn")
+    parser.add_argument("--json", type=Path, help="write all figures to this file, while they come")
     options = parser.parse_args()
     cases = options.cases.split(",")
     if unknown := set(cases) - set(CASES):
@@ -111,8 +111,8 @@ def main() -> None:
         moment = (number + 0.5) / options.turns
         for contender in contenders:
             results[contender.name].append(measure(contender, found[contender.name], cases, moment))
-        if options.json is not None:
-            options.json.write_text(json.dumps({"machine": began, "turns": results}, indent=1) + "\n")
+            if options.json is not None:
+                options.json.write_text(json.dumps({"machine": began, "turns": results}, indent=1) + "\n")
     print(", ".join(f"{name} {value}" for name, value in began.items()) + "\n")
     print(table(rows(contenders, results, cases)))
 

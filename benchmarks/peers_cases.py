@@ -28,7 +28,7 @@ WORKER_LIMIT_S = 5 * LIMIT_S
 POLL_S = 0.1
 
 Outcome = dict[str, float | str]
-"""Figures by name, and ``problem`` where there is none."""
+"""Figures by name, ``problem`` where there is none, and perhaps a ``note``."""
 Start = Callable[[int, str], Worker]
 
 
@@ -81,7 +81,7 @@ def kill(contender: Contender, python: Path, moment: float) -> Outcome:
         try:
             workers = [start(rank, str(rank)) for rank in range(WORKERS)]
             for worker in workers:
-                worker.wait_for("ready", limit_s=LIMIT_S)
+                worker.wait_for("joint training", limit_s=LIMIT_S)
             time.sleep(moment * contender.round_s)
             workers[KILLED].kill()
             survivors = workers[:KILLED] + workers[KILLED + 1 :]
@@ -91,11 +91,13 @@ def kill(contender: Contender, python: Path, moment: float) -> Outcome:
             if not left:
                 return {"problem": "the job ends"}
             if len(left) < len(survivors):
-                outcome["problem"] = f"{len(survivors) - len(left)} of {len(survivors)} survivors ended"
+                outcome["note"] = f"{len(survivors) - len(left)} of {len(survivors)} survivors ended"
+            if not all(steps_since(worker, killed_at) for worker in left):
+                return {"problem": f"no step in {LIMIT_S:.0f} s"}
             outcome["longest step"] = longest_step(left, killed_at)
             back = start(KILLED, "back")
-            back.wait_for("contributed", limit_s=LIMIT_S)
-            outcome["return"] = back.times("contributed")[0] - back.started
+            back.wait_for("contribution", limit_s=LIMIT_S)
+            outcome["return"] = back.times("contribution")[0] - back.started
             outcome["longest step during return"] = longest_step(left, back.started)
         except Late as error:
             outcome["problem"] = said(contender, error)
@@ -107,10 +109,14 @@ def watch(survivors: list[Worker], seconds: float) -> None:
     since = time.time()
     while time.time() < since + LIMIT_S:
         left = [worker for worker in survivors if not worker.ended()]
-        enough = all(sum(at > since for at in worker.steps()) >= STEPS_AFTER for worker in left)
+        enough = all(steps_since(worker, since) >= STEPS_AFTER for worker in left)
         if not left or (enough and time.time() > since + seconds):
             return
         time.sleep(POLL_S)
+
+
+def steps_since(worker: Worker, since: float) -> int:
+    return sum(at > since for at in worker.steps())
 
 
 def straggler(contender: Contender, python: Path, _moment: float) -> Outcome:
@@ -119,7 +125,7 @@ def straggler(contender: Contender, python: Path, _moment: float) -> Outcome:
         try:
             workers = [start(rank, str(rank)) for rank in range(WORKERS)]
             for worker in workers:
-                worker.wait_for("ready", limit_s=LIMIT_S)
+                worker.wait_for("joint training", limit_s=LIMIT_S)
             first = len(workers[SLOW].steps())
             last = first + contender.straggler_steps
             workers[SLOW].wait_for("step", last + 1, LIMIT_S)

@@ -47,10 +47,10 @@ class Log(logging.Handler):
         peers = int(found[2])
         if peers == self.workers and not self.ready:
             self.ready = True
-            report("ready")
+            report("joint training")
         if peers > 1 and self.gradients > 0 and not self.contributed:
             self.contributed = True
-            report("contributed")
+            report("contribution")
 
 
 def train(job_spec: dict[str, Any], model: nn.Module, backward: Callable[[], None]) -> None:

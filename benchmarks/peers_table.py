@@ -56,6 +56,8 @@ def cell(figures: Sequence[float | str | None], outcomes: Sequence[Outcome]) -> 
     text = f"**{statistics.median(known):.2f}**" if known else ""
     if len(known) > 1:
         text += f" ({min(known):.2f} to {max(known):.2f})"
-    for problem, count in problems.items():
-        text += f"; {count} of {len(figures)}: {problem}" if known else f"{'; ' if text else ''}{problem}"
-    return text
+    notes = Counter(str(outcome["note"]) for outcome in outcomes if "note" in outcome)
+    parts = [text] if known else []
+    for said, count in (problems + notes).items():
+        parts.append(said if count == len(figures) else f"{count} of {len(figures)}: {said}")
+    return "; ".join(parts)

@@ -19,8 +19,8 @@ def train(job_spec: dict[str, Any], model: nn.Module, backward: Callable[[], Non
         report("step")
         if step.contributed and not contributed:
             contributed = True
-            report("contributed")
+            report("contribution")
         together += step.participants == job_spec["workers"]
         if together == job_spec["warm_up_steps"]:
             together += 1
-            report("ready")
+            report("joint training")

@@ -2,8 +2,8 @@
 
     python benchmarks/peers_worker.py '{"kind": "gossamer", ...}'
 
-It reports every ``step``, when it is ``ready`` (it has trained together with all others for some steps), and when it
-has ``contributed``: an average of several workers contains a gradient that this process computed.
+It reports every ``step``, ``joint training`` when it has trained together with all others for some steps, and its first
+``contribution``: an average of several workers contains a gradient that this process computed.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def train_with_gossamer(job_spec: JobSpec, model: nn.Module, backward: Backward)
         before = swarm.metrics().exchanges
         while swarm.metrics().exchanges == before:
             time.sleep(WATCH_S)
-        report("contributed")
+        report("contribution")
 
     def backward_before_exchange() -> None:
         backward()
@@ -81,7 +81,7 @@ def plain_loop(
         report("step")
         made += 1
         if made == job_spec["warm_up_steps"]:
-            report("ready")
+            report("joint training")
 
 
 def gradient(model: nn.Module) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -25,11 +27,17 @@ class TorchftSettings:
         return {"timeouts": self.timeouts, "use_async_quorum": self.use_async_quorum}
 
 
+PR_SET_PDEATHSIG = 1
 TUNED_TIMEOUTS = {"timeout": 2.0, "quorum_timeout": 10.0, "connect_timeout": 5.0, "heartbeat_interval": 0.05}
 TUNED_LIGHTHOUSE = ("--join_timeout_ms", "1000", "--quorum_tick_ms", "10", "--heartbeat_timeout_ms", "1000")
 DEFAULT = TorchftSettings()
 TUNED = TorchftSettings(TUNED_TIMEOUTS, lighthouse=TUNED_LIGHTHOUSE)
 TUNED_SYNCHRONOUS = TorchftSettings(TUNED_TIMEOUTS, use_async_quorum=False, lighthouse=TUNED_LIGHTHOUSE)
+
+
+def end_with_parent() -> None:
+    """Let the kernel kill this process when the benchmark is killed."""
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @contextlib.contextmanager
@@ -38,7 +46,7 @@ def lighthouse(settings: TorchftSettings, python: Path, folder: Path) -> Iterato
     port = free_port()
     command = [str(python.with_name("torchft_lighthouse")), "--bind", f"[::]:{port}", "--min_replicas", "1"]
     with (folder / "lighthouse.log").open("w") as log:
-        process = subprocess.Popen([*command, *settings.lighthouse], stdout=log, stderr=log)
+        process = subprocess.Popen([*command, *settings.lighthouse], stdout=log, stderr=log, preexec_fn=end_with_parent)
     try:
         yield f"http://127.0.0.1:{port}"
     finally:
