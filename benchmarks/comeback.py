@@ -15,25 +15,23 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import itertools
 import json
 import os
 import platform
-import signal
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from gossamer.process.store.rank_info import free_port
+from environments import ROOT, TORCHFT, CannotInstall
 from tables import table
+from torchft_coordinator import DEFAULT, TUNED, TUNED_SYNCHRONOUS, TorchftSettings, lighthouse
+from worker_processes import Late, Worker, free_port, longest_step
 
-ROOT = Path(__file__).resolve().parents[1]
 WORKER = Path(__file__).with_name("comeback_worker.py")
 WORKERS, KILLED = 4, 2
 WAIT_S = 0.1
@@ -41,7 +39,6 @@ WARM_UP_STEPS = 10
 LIMIT_S = 180.0
 """No stage takes so long."""
 
-TORCHFT = ("torchft==0.2.0", "torch==2.13.0", "numpy")
 COLUMNS = {
     "main": "python",
     "torch": "import torch",
@@ -64,76 +61,16 @@ class Contender:
     source: Path | None = None
     """The checkout whose ``src`` is used; None: torchft."""
     label: str = ""
-    timeouts: dict[str, float] = field(default_factory=dict)
-    """Of torchft's manager, in seconds."""
-    use_async_quorum: bool = True
-    lighthouse: tuple[str, ...] = ()
-    """Options of torchft's coordinator."""
+    torchft: TorchftSettings = DEFAULT
 
 
 OURS = ("a2cid2", "gossip", "lasgd", "allreduce", "overlap")
-TUNED = {"timeout": 2.0, "quorum_timeout": 10.0, "connect_timeout": 5.0, "heartbeat_interval": 0.05}
-TUNED_LIGHTHOUSE = ("--join_timeout_ms", "1000", "--quorum_tick_ms", "10", "--heartbeat_timeout_ms", "1000")
 REFERENCE = "torchft, tuned time-outs"
 THEIRS = (
     Contender("torchft", label="torchft, default time-outs"),
-    Contender("torchft-tuned", label=REFERENCE, timeouts=TUNED, lighthouse=TUNED_LIGHTHOUSE),
-    Contender(
-        "torchft-tuned-sync",
-        label="torchft, tuned, synchronous quorum",
-        timeouts=TUNED,
-        lighthouse=TUNED_LIGHTHOUSE,
-        use_async_quorum=False,
-    ),
+    Contender("torchft-tuned", label=REFERENCE, torchft=TUNED),
+    Contender("torchft-tuned-sync", label="torchft, tuned, synchronous quorum", torchft=TUNED_SYNCHRONOUS),
 )
-
-
-class Late(Exception):
-    """A worker did not reach a stage in time."""
-
-
-class Worker:
-    """A process and the file to which it reports."""
-
-    def __init__(self, command: Sequence[str], environment: dict[str, str], folder: Path, number: str) -> None:
-        self.reports_file, self.errors_file = folder / f"{number}.jsonl", folder / f"{number}.log"
-        self.started = time.time()
-        with self.reports_file.open("w") as out, self.errors_file.open("w") as errors:
-            self.process = subprocess.Popen(command, stdout=out, stderr=errors, env=environment)
-
-    def reports(self) -> list[dict[str, Any]]:
-        lines = self.reports_file.read_text().split("\n")[:-1]
-        return [json.loads(line) for line in lines]
-
-    def times(self, at: str) -> list[float]:
-        return [report["time"] for report in self.reports() if report["at"] == at]
-
-    def wait_for(self, at: str, count: int = 1) -> None:
-        until = time.monotonic() + LIMIT_S
-        while len(self.times(at)) < count:
-            if time.monotonic() > until or self.process.poll() is not None:
-                errors = self.errors_file.read_text()[-2000:]
-                raise Late(f"no {at} in {LIMIT_S:.0f} s, exit status {self.process.poll()}:\n{errors}")
-            time.sleep(0.05)
-
-    def kill(self) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            self.process.send_signal(signal.SIGKILL)
-        self.process.wait()
-
-
-@contextlib.contextmanager
-def lighthouse(contender: Contender, python: Path, folder: Path) -> Iterator[str]:
-    """Run torchft's coordinator and yield its address."""
-    port = free_port()
-    command = [str(python.with_name("torchft_lighthouse")), "--bind", f"[::]:{port}", "--min_replicas", "1"]
-    with (folder / "lighthouse.log").open("w") as log:
-        process = subprocess.Popen([*command, *contender.lighthouse], stdout=log, stderr=log)
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.kill()
-        process.wait()
 
 
 def measure(contender: Contender, torchft_python: Path | None, parameters: int) -> Turn:
@@ -150,8 +87,7 @@ def measure(contender: Contender, torchft_python: Path | None, parameters: int) 
         "wait_s": WAIT_S,
         "parameters": parameters,
         "workers": WORKERS,
-        "timeouts": contender.timeouts,
-        "use_async_quorum": contender.use_async_quorum,
+        **contender.torchft.for_worker(),
     }
     python = sys.executable
     with contextlib.ExitStack() as stack:
@@ -159,7 +95,7 @@ def measure(contender: Contender, torchft_python: Path | None, parameters: int) 
         if contender.source is None:
             assert torchft_python is not None
             python = str(torchft_python)
-            job_spec["lighthouse"] = stack.enter_context(lighthouse(contender, torchft_python, folder))
+            job_spec["lighthouse"] = stack.enter_context(lighthouse(contender.torchft, torchft_python, folder))
         else:
             environment["PYTHONPATH"] = str(contender.source / "src")
 
@@ -171,35 +107,23 @@ def measure(contender: Contender, torchft_python: Path | None, parameters: int) 
 
         workers = [start(rank, str(rank)) for rank in range(WORKERS)]
         for worker in workers:
-            worker.wait_for("step", WARM_UP_STEPS)
+            worker.wait_for("step", WARM_UP_STEPS, LIMIT_S)
         workers[KILLED].kill()
         killed_at = time.time()
         back = start(KILLED, "back")
-        back.wait_for("contributed")
+        back.wait_for("contributed", limit_s=LIMIT_S)
         times = {stage: back.times(stage)[0] - back.started for stage in COLUMNS}
         survivors = [worker for rank, worker in enumerate(workers) if rank != KILLED]
-        return {**times, "pause": max(longest_pause(worker, killed_at) for worker in survivors)}
+        return {**times, "pause": longest_step(survivors, killed_at)}
 
 
-def longest_pause(worker: Worker, since: float) -> float:
-    """Return the longest time between two steps of a survivor, up to now."""
-    steps = [report["time"] for report in worker.reports() if report["at"].startswith("step")]
-    steps = [*[at for at in steps if at < since][-1:], *(at for at in steps if at >= since), time.time()]
-    return max(after - before for before, after in itertools.pairwise(steps))
-
-
-def make_torchft(folder: Path) -> Path | None:
+def make_torchft(folder: Path | None) -> Path | None:
     """Install torchft in an environment of its own; return its Python, or None if that is impossible."""
-    python = folder / "bin" / "python"
-    if not python.exists():
-        subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
-    if not (folder / "bin" / "torchft_lighthouse").exists():
-        install = [str(python), "-m", "pip", "install", "--quiet", *TORCHFT]
-        done = subprocess.run(install, capture_output=True, text=True, check=False)
-        if done.returncode:
-            print(f"torchft cannot be installed: {done.stderr.strip()[-500:]}\n", file=sys.stderr)
-            return None
-    return python
+    try:
+        return TORCHFT.python(folder)
+    except CannotInstall as error:
+        print(f"torchft cannot be installed: {error}\n", file=sys.stderr)
+        return None
 
 
 def row(label: str, turns: list[Turn | None], references: list[Turn | None]) -> dict[str, Any]:
@@ -245,7 +169,7 @@ def main() -> None:
     parser.add_argument("--parameters", type=int, default=500_000, help="of the model (default: 500,000)")
     parser.add_argument("--only", default="", help="names of contenders, separated by commas")
     parser.add_argument("--before", type=Path, help="another checkout of Gossamer, measured beside this one")
-    parser.add_argument("--torchft", type=Path, default=ROOT / "build" / "torchft", help="torchft's environment")
+    parser.add_argument("--torchft", type=Path, help="torchft's environment (default: build/torchft)")
     parser.add_argument("--json", type=Path, help="write all figures to this file")
     options = parser.parse_args()
     chosen = set(options.only.split(",")) if options.only else {*OURS, *(each.name for each in THEIRS)}
