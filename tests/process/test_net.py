@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from certificates import make_certificates, openssl
 
+from certificates import make_certificates, openssl
 from gossamer.errors import InputError
 from gossamer.process.net import greeting, listener
 from gossamer.process.net.connection import Connection, connect
