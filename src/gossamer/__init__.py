@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from gossamer.methods import Method, MethodConfig
     from gossamer.optim import AccumAdam, AccumAdamW
     from gossamer.process.events import Event, EventKind
+    from gossamer.process.replica.place import Replica
     from gossamer.process.runtime.swarm import Swarm
     from gossamer.results import Point, Spread, WorkerPoint
     from gossamer.tasks import Task
@@ -32,6 +33,7 @@ __all__ = [
     "Method",
     "MethodConfig",
     "Point",
+    "Replica",
     "SimulationResult",
     "Spread",
     "Swarm",
@@ -54,6 +56,7 @@ _EXPORTS = {
     "gossamer.methods": ("Method", "MethodConfig"),
     "gossamer.optim": ("AccumAdam", "AccumAdamW"),
     "gossamer.process.events": ("Event", "EventKind"),
+    "gossamer.process.replica.place": ("Replica",),
     "gossamer.process.runtime.swarm": ("Swarm",),
     "gossamer.results": ("Point", "Spread", "WorkerPoint"),
     "gossamer.tasks": ("Task",),

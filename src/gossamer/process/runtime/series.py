@@ -18,13 +18,14 @@ from gossamer.process.collectives.call import Call
 from gossamer.process.collectives.membership import FOREGROUND, StepRetry
 from gossamer.process.events import EventKind
 from gossamer.process.lifecycle import TrainingEnded
+from gossamer.process.replica.agreement import Ended
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 from gossamer.process.store.parsing import read_number
 
 T = TypeVar("T")
 
 
-class _Missed(Exception):
+class _Missed(Ended):
     """The others have completed this series, or the training needs this worker before it can be completed."""
 
 
@@ -48,9 +49,8 @@ class UserSeries:
         try:
             while True:
                 with contextlib.suppress(StepRetry):
-                    self._of.begin()
-                    if self._all_are_here():
-                        return series()
+                    if self._together(self._begin):
+                        return self._together(series)
         except (_Missed, TrainingEnded):
             if self._runtime.lifecycle.closed:
                 raise
@@ -60,6 +60,15 @@ class UserSeries:
         finally:
             self._of.cancelled = lambda: False
             self._publish()
+
+    def _together(self, act: Callable[[], T]) -> T:
+        """Return what ``act`` returns; in a replica, if it completes on all its ranks."""
+        replica = self._runtime.state.replica
+        return act() if replica is None else replica.whole(self._of, act)
+
+    def _begin(self) -> bool:
+        self._of.begin()
+        return self._all_are_here()
 
     def _all_are_here(self) -> bool:
         """Return whether all members are in this series; False if one has to catch up first."""

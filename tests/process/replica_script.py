@@ -1,0 +1,129 @@
+"""A rank of a replica that trains as it is told, and reports what came of it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from multiprocessing.connection import Connection
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+import gossamer
+from gossamer.errors import InputError
+
+BATCH = 8
+
+
+def make_model(width: int = 8) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, width), nn.Tanh(), nn.Linear(width, 4))
+
+
+def prepare(kind: str, mesh: DeviceMesh, model: nn.Sequential) -> nn.Module:
+    """The user's own parallelism."""
+    if kind == "fsdp":
+        fully_shard(model[0], mesh=mesh["shard"])
+        return fully_shard(model, mesh=mesh["shard"])
+    if kind == "fsdp-world":
+        return fully_shard(model, mesh=mesh)
+    if kind == "ddp":
+        return nn.parallel.DistributedDataParallel(model, process_group=mesh["shard"].get_group())
+    if kind == "ddp-world":
+        return nn.parallel.DistributedDataParallel(model)
+    if kind == "tp":
+        return parallelize_module(model, mesh["shard"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    return model
+
+
+def whole(model: nn.Module) -> list[Tensor]:
+    """The weights of the whole model."""
+    return [(p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone() for p in model.parameters()]
+
+
+def run(rank: int, environment: dict[str, str], order: dict[str, Any], out: Connection) -> None:
+    """``order["ranks"][rank]`` is what this rank does otherwise than ``order``."""
+    own = {**order, **order.get("ranks", {}).get(rank, {})}
+    os.environ.update(environment, RANK=str(rank))
+    logging.basicConfig(level=logging.CRITICAL)
+    torch.set_num_threads(1)
+    replicas, shards = own.get("shape", (2, 2))
+    replica, shard = rank // shards, rank % shards
+    if own.get("jobs"):
+        # Each replica is a job of its own.
+        port = own["ports"][replica] + (500 if "revived" in environment else 0)
+        os.environ.update(RANK=str(shard), WORLD_SIZE=str(shards), MASTER_PORT=str(port))
+        dist.init_process_group("gloo")
+        mesh = init_device_mesh("cpu", (shards,), mesh_dim_names=("shard",))
+        between: Any = gossamer.Replica(replica, replicas, own["address"])
+    else:
+        dist.init_process_group("gloo")
+        mesh = init_device_mesh("cpu", (replicas, shards), mesh_dim_names=("replica", "shard"))
+        between = own.get("between", "replica")
+    out.send({"at": "start"})
+    try:
+        outcome = train(rank, replica, own, mesh, between, out)
+    except InputError as error:
+        out.send({"at": "refused", "why": str(error)})
+        return
+    out.send({"at": "finished", **outcome})
+    dist.destroy_process_group()
+
+
+def train(
+    rank: int, replica: int, own: dict[str, Any], mesh: DeviceMesh, between: Any, out: Connection
+) -> dict[str, Any]:
+    model = make_model(own.get("width", 8))
+    if own.get("other_start") and replica:
+        for parameter in model.parameters():
+            nn.init.ones_(parameter)
+    parallel = prepare(own["kind"], mesh, model)
+    foreach = {} if own["kind"] != "tp" else {"foreach": False}
+    optimizer = getattr(torch.optim, own.get("optimizer", "Adam"))(parallel.parameters(), lr=0.05, **foreach)
+    given = mesh[own["slice"]] if "slice" in own else mesh
+    swarm = gossamer.join(
+        parallel, optimizer, mesh=given, between=between, method=own["method"], timeout=60, **own.get("settings", {})
+    )
+    out.send({"at": "joined", "step": swarm._runtime.worker.step})
+    generator, shards = torch.Generator().manual_seed(replica), mesh["shard"].size()
+    torn = 0
+    while swarm._runtime.worker.step < own.get("steps", 8):
+        inputs = torch.randn(BATCH, 6, generator=generator)
+        if own["kind"] != "tp":
+            inputs = inputs.chunk(shards)[rank % shards]
+        if swarm._runtime.worker.step in own.get("spoils", ()) and shards - 1 == rank % shards:
+            inputs = inputs * float("nan")
+        loss = nn.functional.mse_loss(parallel(inputs), inputs[:, :4].sin())
+        loss.backward()
+        if own.get("clips"):
+            nn.utils.clip_grad_norm_(parallel.parameters(), 0.5)
+        optimizer.step()
+        optimizer.zero_grad()
+        steps = [
+            int(step) for step in swarm._runtime.state.replica.inner.gather(torch.tensor([swarm._runtime.worker.step]))
+        ]
+        torn += len(set(steps)) > 1
+        out.send({"at": "step", "step": swarm._runtime.worker.step})
+        time.sleep(own.get("compute_s", 0.0))
+    with swarm.averaged():
+        averaged = whole(model)
+    mean = swarm.mean(torch.tensor(float(rank)))
+    state = swarm.state_dict()
+    swarm.finish()
+    weights = whole(model)
+    return {
+        "weights": [p.tolist() for p in weights],
+        "same": all(torch.allclose(p, q, atol=1e-6) for p, q in zip(weights, averaged, strict=True)),
+        "mean": float(mean),
+        "torn": torn,
+        "shard": state["shard"],
+        "size": len(state["x"]),
+        "steps": swarm.metrics().steps,
+        "events": [str(event) for event in swarm.events],
+    }
