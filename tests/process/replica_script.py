@@ -67,6 +67,12 @@ def run(rank: int, environment: dict[str, str], order: dict[str, Any], out: Conn
         mesh = init_device_mesh("cpu", (replicas, shards), mesh_dim_names=("replica", "shard"))
         between = own.get("between", "replica")
     out.send({"at": "start"})
+    for attempt in own.get("attempts", ()):
+        wrong = {**own, **attempt, **attempt.get("ranks", {}).get(rank, {})}
+        try:
+            train(rank, replica, wrong, mesh, wrong.get("between", between), out)
+        except InputError as error:
+            out.send({"at": "refused", "why": str(error)})
     try:
         outcome = train(rank, replica, own, mesh, between, out)
     except InputError as error:
@@ -92,25 +98,23 @@ def train(
     )
     out.send({"at": "joined", "step": swarm._runtime.worker.step})
     generator, shards = torch.Generator().manual_seed(replica), mesh["shard"].size()
-    torn = 0
+    torn, spoilt = 0, False
     while swarm._runtime.worker.step < own.get("steps", 8):
         inputs = torch.randn(BATCH, 6, generator=generator)
         if own["kind"] != "tp":
             inputs = inputs.chunk(shards)[rank % shards]
-        if swarm._runtime.worker.step in own.get("spoils", ()) and shards - 1 == rank % shards:
-            inputs = inputs * float("nan")
         loss = nn.functional.mse_loss(parallel(inputs), inputs[:, :4].sin())
         loss.backward()
-        if own.get("clips"):
-            nn.utils.clip_grad_norm_(parallel.parameters(), 0.5)
+        if swarm._runtime.worker.step == own.get("spoilt_at") and rank == 3 and not spoilt:
+            spoilt = True
+            next(parallel.parameters()).grad.to_local()[0] = float("nan")
         optimizer.step()
         optimizer.zero_grad()
-        steps = [
-            int(step) for step in swarm._runtime.state.replica.inner.gather(torch.tensor([swarm._runtime.worker.step]))
-        ]
-        torn += len(set(steps)) > 1
+        numbers = swarm._runtime.state.replica.inner.gather(torch.tensor([swarm._runtime.worker.step]))
+        torn += len(set(map(int, numbers))) > 1
         out.send({"at": "step", "step": swarm._runtime.worker.step})
-        time.sleep(own.get("compute_s", 0.0))
+        hangs = own.get("hangs") == rank and swarm._runtime.worker.step > 2 and "revived" not in os.environ
+        time.sleep(100 if hangs else own.get("compute_s", 0.0))
     with swarm.averaged():
         averaged = whole(model)
     mean = swarm.mean(torch.tensor(float(rank)))
@@ -119,7 +123,7 @@ def train(
     weights = whole(model)
     return {
         "weights": [p.tolist() for p in weights],
-        "same": all(torch.allclose(p, q, atol=1e-6) for p, q in zip(weights, averaged, strict=True)),
+        "averaged": [p.tolist() for p in averaged],
         "mean": float(mean),
         "torn": torn,
         "shard": state["shard"],
