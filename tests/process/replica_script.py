@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 import os
 import time
 from multiprocessing.connection import Connection
@@ -37,6 +38,9 @@ def prepare(kind: str, mesh: DeviceMesh, model: nn.Sequential) -> nn.Module:
         return nn.parallel.DistributedDataParallel(model, process_group=mesh["shard"].get_group())
     if kind == "ddp-world":
         return nn.parallel.DistributedDataParallel(model)
+    if kind == "fsdp-tp":
+        parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+        return fully_shard(model, mesh=mesh["shard"])
     if kind == "tp":
         return parallelize_module(model, mesh["shard"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
     return model
@@ -53,7 +57,8 @@ def run(rank: int, environment: dict[str, str], order: dict[str, Any], out: Conn
     os.environ.update(environment, RANK=str(rank))
     logging.basicConfig(level=logging.CRITICAL)
     torch.set_num_threads(1)
-    replicas, shards = own.get("shape", (2, 2))
+    replicas, *inner = own.get("shape", (2, 2))
+    shards, names = math.prod(inner), ("replica", "shard", "tensor")
     replica, shard = rank // shards, rank % shards
     if own.get("jobs"):
         # Each replica is a job of its own.
@@ -64,7 +69,7 @@ def run(rank: int, environment: dict[str, str], order: dict[str, Any], out: Conn
         between: Any = gossamer.Replica(replica, replicas, own["address"])
     else:
         dist.init_process_group("gloo")
-        mesh = init_device_mesh("cpu", (replicas, shards), mesh_dim_names=("replica", "shard"))
+        mesh = init_device_mesh("cpu", (replicas, *inner), mesh_dim_names=names[: 1 + len(inner)])
         between = own.get("between", "replica")
     out.send({"at": "start"})
     for attempt in own.get("attempts", ()):
@@ -90,7 +95,7 @@ def train(
         for parameter in model.parameters():
             nn.init.ones_(parameter)
     parallel = prepare(own["kind"], mesh, model)
-    foreach = {} if own["kind"] != "tp" else {"foreach": False}
+    foreach = {} if "tp" not in own["kind"] else {"foreach": False}
     optimizer = getattr(torch.optim, own.get("optimizer", "Adam"))(parallel.parameters(), lr=0.05, **foreach)
     given = mesh[own["slice"]] if "slice" in own else mesh
     swarm = gossamer.join(
@@ -102,7 +107,7 @@ def train(
     while swarm._runtime.worker.step < own.get("steps", 8):
         inputs = torch.randn(BATCH, 6, generator=generator)
         if own["kind"] != "tp":
-            inputs = inputs.chunk(shards)[rank % shards]
+            inputs = inputs.chunk(shards)[mesh.get_local_rank("shard")]
         loss = nn.functional.mse_loss(parallel(inputs), inputs[:, :4].sin())
         loss.backward()
         if swarm._runtime.worker.step == own.get("spoilt_at") and rank == 3 and not spoilt:

@@ -1,5 +1,7 @@
 """Replicas: workers of several ranks with DDP, FSDP2 or tensor parallel inside."""
 
+import math
+
 import pytest
 import torch
 from real_workers import RealWorkers
@@ -18,7 +20,7 @@ METHODS = {
 
 def trained(shape, **order):
     """What each rank reports in the end."""
-    with RealWorkers(shape[0] * shape[1], script=run, shape=shape, **order) as ranks:
+    with RealWorkers(math.prod(shape), script=run, shape=shape, **order) as ranks:
         return ranks.finished()
 
 
@@ -43,10 +45,11 @@ def plain():
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
     ("kind", "method"),
-    [("fsdp", method) for method in METHODS] + [("ddp", "diloco"), ("tp", "allreduce"), ("tp", "diloco")],
+    [("fsdp", method) for method in METHODS] + [("ddp", "diloco"), ("tp", "diloco"), ("fsdp-tp", "allreduce")],
 )
 def test_replicas_of_two_ranks_end_as_replicas_of_one(kind, method, plain):
-    reports = trained((2, 2), kind=kind, method=method, settings=METHODS[method], other_start=True)
+    shape = (2, 1, 2) if kind == "fsdp-tp" else (2, 2)
+    reports = trained(shape, kind=kind, method=method, settings=METHODS[method], other_start=True)
     for report in reports:
         assert torch.equal(weights(report), weights(reports[0]))
         assert torch.equal(weights(report, "averaged"), weights(reports[0], "averaged"))
