@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+import signal
 import time
 from multiprocessing.connection import Connection
 from typing import Any
@@ -49,6 +50,19 @@ def prepare(kind: str, mesh: DeviceMesh, model: nn.Sequential) -> nn.Module:
 def whole(model: nn.Module) -> list[Tensor]:
     """The weights of the whole model."""
     return [(p.full_tensor() if hasattr(p, "full_tensor") else p).detach().clone() for p in model.parameters()]
+
+
+def die_in_mean(runtime: Any, step: int) -> None:
+    """Die in a mean of the training, before sending anything: the mean of the other shard completes."""
+    mean = runtime.groups.mean
+
+    def dying(*arguments: Any, **options: Any) -> Any:
+        if runtime.worker.step == step:
+            time.sleep(0.5)
+            os.kill(os.getpid(), signal.SIGKILL)
+        return mean(*arguments, **options)
+
+    runtime.groups.mean = dying
 
 
 def run(rank: int, environment: dict[str, str], order: dict[str, Any], out: Connection) -> None:
@@ -101,6 +115,8 @@ def train(
     swarm = gossamer.join(
         parallel, optimizer, mesh=given, between=between, method=own["method"], timeout=60, **own.get("settings", {})
     )
+    if own.get("dies_in_mean") == rank and "revived" not in os.environ:
+        die_in_mean(swarm._runtime, own["at_step"])
     out.send({"at": "joined", "step": swarm._runtime.worker.step})
     generator, shards = torch.Generator().manual_seed(replica), mesh["shard"].size()
     torn, spoilt = 0, False
@@ -115,8 +131,9 @@ def train(
             next(parallel.parameters()).grad.to_local()[0] = float("nan")
         optimizer.step()
         optimizer.zero_grad()
-        numbers = swarm._runtime.state.replica.inner.gather(torch.tensor([swarm._runtime.worker.step]))
-        torn += len(set(map(int, numbers))) > 1
+        members = sum(1 << member for member in swarm._runtime.groups.train.members)
+        state = torch.tensor([swarm._runtime.worker.step, members])
+        torn += len({tuple(each.tolist()) for each in swarm._runtime.state.replica.inner.gather(state)}) > 1
         out.send({"at": "step", "step": swarm._runtime.worker.step})
         hangs = own.get("hangs") == rank and swarm._runtime.worker.step > 2 and "revived" not in os.environ
         time.sleep(100 if hangs else own.get("compute_s", 0.0))

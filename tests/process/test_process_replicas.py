@@ -125,3 +125,19 @@ def test_a_replica_is_refused_as_a_whole_if_one_part_is_not_finite():
         taken_over = [line for line in report["events"] if "were not finite: taking over those of others" in line]
         # Only rank 3 had a gradient that was not finite; rank 2 is of the same replica.
         assert len(taken_over) == (1 if rank in (2, 3) else 0)
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("dying", [2, 3])
+def test_a_mean_that_only_one_shard_completed_counts_for_none(dying):
+    jobs = {"jobs": True, "ports": [free_port(), free_port()], "address": f"127.0.0.1:{free_port()}"}
+    order = {"kind": "fsdp", "method": "allreduce", "steps": 8, "dies_in_mean": dying, "at_step": 3}
+    with RealWorkers(4, script=run, shape=(2, 2), **jobs, **order) as ranks:
+        ranks[dying].died()
+        reports = ranks.finished([0, 1])
+        # Ranks 0 and 1 are of one replica: neither applied a mean that the other did not.
+        assert [report["torn"] for report in reports] == [0, 0]
+        assert [report["steps"] for report in reports] == [8, 8]
+        assert torch.equal(weights(reports[0]), weights(reports[1]))
+        voids = [sum(report["at"] == "step" for report in ranks[rank].reports) - 8 for rank in (0, 1)]
+        assert voids == [1, 1]
