@@ -18,6 +18,7 @@ PUBLIC = {
     "Method",
     "MethodConfig",
     "Point",
+    "Replica",
     "SimulationResult",
     "Spread",
     "Swarm",

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from gossamer.optim import AccumAdam, AccumAdamW
     from gossamer.process.events import Event, EventKind
     from gossamer.process.net.tls import TlsFiles
+    from gossamer.process.replica.place import Replica
     from gossamer.process.runtime.swarm import Swarm
     from gossamer.results import Point, Spread, WorkerPoint
     from gossamer.tasks import Task
@@ -33,6 +34,7 @@ __all__ = [
     "Method",
     "MethodConfig",
     "Point",
+    "Replica",
     "SimulationResult",
     "Spread",
     "Swarm",
@@ -57,6 +59,7 @@ _EXPORTS = {
     "gossamer.optim": ("AccumAdam", "AccumAdamW"),
     "gossamer.process.events": ("Event", "EventKind"),
     "gossamer.process.net.tls": ("TlsFiles",),
+    "gossamer.process.replica.place": ("Replica",),
     "gossamer.process.runtime.swarm": ("Swarm",),
     "gossamer.results": ("Point", "Spread", "WorkerPoint"),
     "gossamer.tasks": ("Task",),

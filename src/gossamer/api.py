@@ -20,10 +20,13 @@ from gossamer.wire import find as find_codec
 if TYPE_CHECKING:
     import networkx as nx
     from torch import Tensor, nn
+    from torch.distributed.device_mesh import DeviceMesh
     from torch.optim import Optimizer
 
     from gossamer.process.net.tls import TlsFiles
+    from gossamer.process.replica.place import Replica
     from gossamer.process.runtime.swarm import Swarm
+    from gossamer.runs.loop_output import LoopOutput
     from gossamer.runs.loop_request import PathArgument, TrackerArgument
     from gossamer.virtual.compute.optimizers import MakeOptimizer
     from gossamer.virtual.simulation import PointCallback, SimulationResult
@@ -100,6 +103,8 @@ def join(
     *,
     method: AnyMethod = "a2cid2",
     topology: str | nx.Graph = "",
+    mesh: DeviceMesh | None = None,
+    between: str | Replica = "",
     seed: int = 0,
     wire: str | Codec = "float32",
     transport: str = "tcp",
@@ -138,6 +143,10 @@ def join(
             topology; ``swarm.events`` names them.
         topology: A name that ``gossamer topology`` lists, or a networkx graph with the nodes 0 … n−1. Empty: the ring,
             or that of a method that is built already.
+        mesh: For workers of several ranks each, called replicas: the device mesh of all ranks, in whose other
+            dimensions the model is parallel (DDP, FSDP2, tensor parallel).
+        between: The dimension of ``mesh`` that counts the replicas; or a ``gossamer.Replica``, if each replica is a job
+            of its own and ``mesh`` has its ranks only.
         seed: Seed of all random choices. It must be the same on all workers.
         wire: How models that are exchanged or averaged travel: ``float32``, ``bfloat16``, ``int8``, or a codec
             (``gossamer.wire.Codec``). It must be the same on all workers.
@@ -171,36 +180,61 @@ def join(
     from gossamer.process.runtime.worker_runtime import WorkerRuntime
     from gossamer.process.store.rank_info import find_rank, find_rank_info
 
-    chosen, output = "", None
-    try:
+    group = None
+    if mesh is not None or between != "":
+        from gossamer.process.replica.checks import check_method
+        from gossamer.process.replica.joining import ReplicaGroup
+
+        group = ReplicaGroup(mesh, between, timeout)
+        if group.place.shard:
+            # One rank of a replica reports for all.
+            out, tracker, trace, resume = None, None, False, False
+    workers = find_rank()[1] if group is None else group.place.replicas
+
+    def prepare() -> tuple[nn.Module, Optimizer, LoopOutput | None, tuple[Method, Topology, Codec | None] | None]:
         _check_arguments(method, topology, transport, timeout, loss, settings)
-        model, optimizer = check(model, optimizer)
+        joined, its_optimizer = check(model, optimizer) if group is None else group.check_model(model, optimizer)
+        output = None
         if out is not None or tracker is not None or trace or resume:
             from gossamer.runs.loop_output import LoopOutput
 
             output = LoopOutput(out, tracker, trace, resume)
-        if method != AUTO:
-            ready = _ready(method, topology, settings, wire, find_rank()[1], seed, optimizer)
-    except InputError as error:
-        # The others would wait for this worker.
-        with contextlib.suppress(InputError):
-            refuse_start(find_rank_info(tls), str(error))
-        raise
-    if method == AUTO:
+        if method == AUTO:
+            if group is not None:
+                raise InputError("method auto does not work with mesh yet: name a method, such as diloco")
+            return joined, its_optimizer, output, None
+        ready = _ready(method, topology, settings, wire, workers, seed, its_optimizer)
+        if group is not None:
+            check_method(ready[0], joined, transport, ready[2] is not None)
+        return joined, its_optimizer, output, ready
+
+    chosen = ""
+    if group is not None:
+        model, optimizer, output, ready = group.agree(prepare, lambda prepared: _compared(prepared, seed))
+    else:
+        try:
+            model, optimizer, output, ready = prepare()
+        except InputError as error:
+            # The others would wait for this worker.
+            with contextlib.suppress(InputError):
+                refuse_start(find_rank_info(tls), str(error))
+            raise
+    if ready is None:
         from gossamer.plan.auto import choose_for_loop
 
         assert loss is not None
         candidate, verdict = choose_for_loop(find_rank_info(tls), model, optimizer, loss, timeout)
         chosen, settings = f"auto: {verdict}", dict(candidate.options)
         method, topology = candidate.method, candidate.topology
-        ready = _ready(method, topology, settings, wire, find_rank()[1], seed, optimizer)
+        ready = _ready(method, topology, settings, wire, workers, seed, optimizer)
     instance, graph, codec = ready
-    rank_info = find_rank_info(tls)
+    rank_info = find_rank_info(tls) if group is None else group.place.rank_info(tls)
     recorder = None if output is None else output.recorder(rank_info.rank)
+    has_output, agreement = output is not None, None if group is None else group.agreement
     runtime = WorkerRuntime(
-        model, optimizer, instance, graph, rank_info, seed, transport, recorder, codec, timeout, output is not None
+        model, optimizer, instance, graph, rank_info, seed, transport, recorder, codec, timeout, has_output, agreement
     )
-    swarm = Swarm(runtime, output)
+    swarm = Swarm(runtime, output, None if group is None else group.watch(runtime, rank_info))
     if output is not None:
         from gossamer.runs.loop_config import loop_config
 
@@ -209,6 +243,12 @@ def join(
     if chosen:
         swarm.events.add(EventKind.CHOSEN, chosen)
     return swarm
+
+
+def _compared(prepared: tuple[Any, ...], seed: int) -> tuple[nn.Module, Method, str, int]:
+    """Return what all ranks of all replicas compare of what ``join`` has prepared."""
+    model, _, _, (method, topology, _) = prepared
+    return model, method, topology.name, seed
 
 
 def _check_arguments(

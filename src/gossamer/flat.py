@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import reduce
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -43,6 +44,30 @@ def usable(tensor: Tensor) -> bool:
     return tensor.device.type == "cpu" or tensor.data_ptr() % ALIGNMENT == 0
 
 
+def is_sharded(tensor: Tensor) -> bool:
+    """Return whether this is a DTensor, of which this process holds a part."""
+    return hasattr(tensor, "to_local")
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """Return the part of a DTensor that this process holds, as a tensor that shares its memory; others as they are."""
+    with torch.no_grad():
+        local: Tensor = tensor.to_local() if is_sharded(tensor) else tensor  # type: ignore[attr-defined]
+        return local.detach()
+
+
+def as_part_of(local: Tensor, whole: Tensor) -> Tensor:
+    """Return ``local`` as this process's part of a DTensor that is laid out as ``whole``; itself if that is none."""
+    if not is_sharded(whole):
+        return local
+    from torch.distributed.tensor import DTensor
+
+    layout: Any = whole
+    return DTensor.from_local(
+        local, layout.device_mesh, layout.placements, run_check=False, shape=whole.shape, stride=whole.stride()
+    )
+
+
 class Flat:
     """The layout of named tensors in one flat vector."""
 
@@ -66,7 +91,7 @@ class Flat:
 
     @classmethod
     def of_parameters(cls, model: nn.Module) -> Flat:
-        flat = cls((name, p.detach()) for name, p in model.named_parameters() if p.requires_grad)
+        flat = cls((name, local_part(p)) for name, p in model.named_parameters() if p.requires_grad)
         if flat.size == 0:
             raise InputError(f"{type(model).__name__} has no trainable parameters: nothing to train")
         return flat
@@ -89,7 +114,7 @@ class Flat:
 
     def pack(self, named: dict[str, Tensor], out: Tensor) -> Tensor:
         for part in self.parts:
-            part.view(out).copy_(named[part.name].detach())
+            part.view(out).copy_(local_part(named[part.name]))
         return out
 
     def unpack(self, vector: Tensor, named: dict[str, Tensor]) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from gossamer.errors import InputError, one_line
+from gossamer.flat import is_sharded
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 from gossamer.recording.trace import join
 from gossamer.report.tracking import Tracker, scalars
@@ -257,4 +258,9 @@ class LoopMonitor:
 def _weights(model: nn.Module) -> dict[str, Tensor]:
     """Return a copy of the model's state_dict in host memory."""
     tensors = {name: value for name, value in model.state_dict().items() if isinstance(value, Tensor)}
+    if any(map(is_sharded, tensors.values())):
+        raise InputError(
+            "the run folder gets no model.safetensors, since this rank has a part of each weight only: save the model "
+            "after finish(), with torch.distributed.checkpoint"
+        )
     return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in tensors.items()}

@@ -61,11 +61,7 @@ class FinalAverage:
     def _attempt(self) -> bool:
         """Return False if the membership changed in the middle of it."""
         try:
-            self.of.begin()
-            # The first message: if the connections fail, nobody has begun yet and all can start again.
-            flag_of_ours = (torch.tensor([int(self._method_finished)]),)
-            begun = self.groups.gather(self.of, FOREGROUND, flag_of_ours, Call("Gather", "begun", 0))
-            if not any(int(flag) for (flag,) in begun):
+            if not self._begin():
                 self._method_finished = True
                 self._finish_method()
             self._average()
@@ -76,6 +72,19 @@ class FinalAverage:
         except TrainingEnded:
             pass
         return True
+
+    def _begin(self) -> bool:
+        """Agree on the members; return whether the method's ``finish`` has begun on one of them."""
+
+        def begin() -> bool:
+            self.of.begin()
+            # The first message: if the connections fail, nobody has begun yet and all can start again.
+            flag_of_ours = (torch.tensor([int(self._method_finished)]),)
+            begun = self.groups.gather(self.of, FOREGROUND, flag_of_ours, Call("Gather", "begun", 0))
+            return any(int(flag) for (flag,) in begun)
+
+        replica = self.runtime.state.replica
+        return begin() if replica is None else not replica.all_true(not replica.whole(self.of, begin))
 
     def _finish_method(self) -> None:
         """Run the method's ``finish``. In its means each worker counts as in the average that follows."""

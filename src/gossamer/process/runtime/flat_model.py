@@ -9,18 +9,22 @@ optimizer's step the parameters are views of ``x``: the update lands on top of w
 If parameters have several dtypes, the vectors have the widest. A narrower parameter cannot be a view of them. It keeps
 its own memory and is rounded from ``x``; what the optimizer changes in it is added to ``x``, which so keeps the
 precision that averaging gains. The same goes for a parameter that would start at an address a GPU cannot use.
+
+Of a DTensor (FSDP2, tensor parallel) the local part is in the vector. It keeps its own memory too: what shards a model
+has its own buffers of it. It is copied in and out at each step, so a change by the user between steps counts.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from gossamer import memory
 from gossamer.errors import InputError, unknown
-from gossamer.flat import Flat
+from gossamer.flat import Flat, as_part_of, is_sharded, local_part
 
 
 def plain_name(name: str) -> str:
@@ -35,6 +39,7 @@ def _kinds(model: nn.Module) -> dict[str, tuple[torch.Size, torch.dtype]]:
 class FlatModel:
     def __init__(self, model: nn.Module, optimizer: torch.optim.Optimizer, two_vectors: bool) -> None:
         self.model, self.optimizer, self.two_vectors = model, optimizer, two_vectors
+        self.reshard()
         named = {name: p for name, p in model.named_parameters() if p.requires_grad}
         self.flat = Flat.of_parameters(model)
         self.parameters = [named[part.name] for part in self.flat.parts]
@@ -53,6 +58,10 @@ class FlatModel:
         self._gradient: Tensor | None = None
         self._gradient_packed = False
         viewed, rounded = self.flat.split(self.weights)
+        sharded = {part.name for part in self.flat.parts if is_sharded(named[part.name])}
+        rounded += [part for part in viewed if part.name in sharded]
+        viewed = [part for part in viewed if part.name not in sharded]
+        self._sharded = [(named[part.name], part) for part in self.flat.parts if part.name in sharded]
         self.viewed = [(named[part.name], part) for part in viewed]
         self._rounded = [(named[part.name], part) for part in rounded]
         self.weight_views = [part.view(self.weights) for _, part in self.viewed]
@@ -71,18 +80,46 @@ class FlatModel:
         """
         self._point_parameters_at([view.clone() for view in self.weight_views])
 
+    def reshard(self) -> None:
+        """Let FSDP2 drop the whole parameters that it keeps between passes: they do not follow their parts."""
+        for module in self.model.modules():
+            reshard = getattr(module, "reshard", None)
+            if any(cls.__name__ == "FSDPModule" for cls in type(module).__mro__) and callable(reshard):
+                reshard()
+
+    def adopt_sharded(self) -> None:
+        """Take over what the user has changed in the parts of DTensors since we wrote them."""
+        for parameter, part in self._sharded:
+            local, weights = local_part(parameter), part.view(self.weights)
+            if local.dtype == weights.dtype and not self.two_vectors:
+                weights.copy_(local)
+                continue
+            change = local.to(weights.dtype) - weights.to(local.dtype).to(weights.dtype)
+            weights.add_(change)
+            if self.two_vectors:
+                part.view(self.x).add_(change)
+
+    def sharded_changed(self) -> bool:
+        """Return whether the user has changed parts of DTensors since we wrote them."""
+        pairs = ((local_part(parameter), part.view(self.weights)) for parameter, part in self._sharded)
+        return any(not torch.equal(local, weights.to(local.dtype)) for local, weights in pairs)
+
     def enter_step(self) -> None:
         """Before the optimizer's step: make it work on ``x``."""
         self._gradient_packed = False
+        self.adopt_sharded()
         if self.two_vectors:
             self._point_parameters_at(self._x_views)
 
     def after_update(self) -> None:
         """After the optimizer's update: add what it changed in rounded parameters to ``x``."""
         for parameter, part in self._rounded:
-            view = part.view(self.x)
+            view, now = part.view(self.x), local_part(parameter)
+            if now.dtype == view.dtype:
+                view.copy_(now)
+                continue
             # This order of additions gives the parameter itself where x holds nothing beyond its precision.
-            view.add_(parameter.detach().to(view.dtype) - view.to(parameter.dtype).to(view.dtype))
+            view.add_(now.to(view.dtype) - view.to(now.dtype).to(view.dtype))
 
     def leave_step(self) -> None:
         """After the optimizer's step, once ``weights`` holds the point of the next gradient."""
@@ -97,12 +134,14 @@ class FlatModel:
     def _round_parameters(self, vector: Tensor) -> None:
         with torch.no_grad():
             for parameter, part in self._rounded:
-                parameter.copy_(part.view(vector))
+                local_part(parameter).copy_(part.view(vector))
 
     def load_weights(self, vector: Tensor) -> None:
         """Evaluate the model at ``vector`` until the next step ends."""
         self.weights.copy_(vector)
         self._round_parameters(self.weights)
+        if self._sharded:
+            self.reshard()
 
     def buffer_vector(self) -> Tensor:
         """Return a copy of the model's floating-point buffers as one vector."""
@@ -168,7 +207,7 @@ class FlatModel:
                 if parameter.grad is None:
                     view.zero_()
                 else:
-                    view.copy_(parameter.grad)
+                    view.copy_(local_gradient(parameter))
             self._gradient_packed = True
         return self._gradient
 
@@ -181,9 +220,9 @@ class FlatModel:
                 if parameter.grad is None and not parameter.requires_grad:
                     continue  # frozen after join
                 if parameter.grad is None:
-                    parameter.grad = view.to(parameter.dtype, copy=True)
+                    parameter.grad = as_part_of(view.to(parameter.dtype, copy=True), parameter)
                 else:
-                    parameter.grad.copy_(view)
+                    local_part(parameter.grad).copy_(view)
 
     def read_optimizer_state(self, name: str) -> Tensor:
         """Return the optimizer's state ``name`` of all parameters as one vector, zero where it has none yet."""
@@ -204,9 +243,22 @@ class FlatModel:
             raise unknown(f"state of {type(self.optimizer).__name__}", name, known)
         for state, part in zip(states, self.flat.parts, strict=True):
             if isinstance(state.get(name), Tensor):
-                yield state[name], part.view(vector)
+                yield local_part(state[name]), part.view(vector)
 
     def skip_update(self) -> None:
         """Make the optimizer's step do nothing: every torch optimizer skips parameters without a gradient."""
         for parameter in self.parameters:
             parameter.grad = None
+
+
+def local_gradient(parameter: Tensor) -> Tensor:
+    """Return this process's part of a parameter's gradient.
+
+    The gradient of a DTensor may be laid out otherwise than the parameter, as terms of a sum. Then it is brought into
+    the parameter's layout first, which all ranks of the replica do at the same step.
+    """
+    gradient: Any = parameter.grad
+    if is_sharded(gradient) and gradient.placements != parameter.placements:  # type: ignore[attr-defined]
+        gradient = gradient.redistribute(placements=parameter.placements)  # type: ignore[attr-defined]
+        parameter.grad = gradient
+    return local_part(gradient)

@@ -54,6 +54,8 @@ def mean_over_workers(runtime: WorkerRuntime, series: UserSeries, tensor: Tensor
     if tensor.is_complex():
         raise InputError("swarm.mean takes real numbers, not complex ones: give torch.view_as_real(tensor)")
     groups, own = runtime.groups, tensor.detach().flatten().double().to("cpu")
+    if runtime.state.replica is not None:
+        own = runtime.state.replica.mean(own)
 
     def average() -> Tensor:
         if not len(own):

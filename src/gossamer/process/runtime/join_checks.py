@@ -28,6 +28,9 @@ WRAPPERS = {
 }
 """Wrappers of models that train on several devices themselves, by class, and why a worker cannot use them."""
 
+WITH_MESH = ("DistributedDataParallel", "FSDPModule")
+"""Those that a worker of several ranks may use."""
+
 PASSING_WRAPPERS = ("AcceleratedOptimizer", "LightningOptimizer", "_FabricOptimizer")
 """Wrappers of optimizers whose ``step()`` calls that of the optimizer inside, with its hooks: Accelerate's, Lightning's
 and Fabric's."""
@@ -45,12 +48,15 @@ def register(flat_model: FlatModel, lifecycle: Lifecycle) -> None:
     _joined[flat_model] = lifecycle
 
 
-def check(model: Any, optimizer: Any) -> tuple[nn.Module, Optimizer]:
-    """Return the model and the optimizer to join. InputError if they cannot be."""
+def check(model: Any, optimizer: Any, in_replica: bool = False) -> tuple[nn.Module, Optimizer]:
+    """Return the model and the optimizer to join. InputError if they cannot be.
+
+    ``in_replica``: the worker has several ranks, and the model may be sharded over them.
+    """
     if isinstance(model, Optimizer) and isinstance(optimizer, nn.Module):
         raise InputError("the optimizer is given before the model: call gossamer.join(model, optimizer)")
     model, optimizer = unwrap_model(model), unwrap_optimizer(optimizer)
-    check_model(model)
+    check_model(model, in_replica)
     check_parameters(model, optimizer)
     return model, optimizer
 
@@ -67,15 +73,17 @@ def unwrap_model(model: Any) -> nn.Module:
     return inner if isinstance(inner, nn.Module) else model
 
 
-def check_model(model: nn.Module) -> None:
+def check_model(model: nn.Module, in_replica: bool = False) -> None:
     for name, module in model.named_modules():
         kind = _find_kind(module, WRAPPERS)
-        if kind is not None:
+        if kind is not None and not (in_replica and kind == "FSDPModule"):
             inner = f"model.{name}.module" if name else "model.module"
             remedy = "do not shard it" if kind == "FSDPModule" else f"drop the wrapper and join {inner}"
             where = f"the layer {name}" if name else "the model"
+            several = "; or give join the mesh of a worker of several devices" if kind in WITH_MESH else ""
             raise InputError(
-                f"{where} is wrapped in {kind}, and {WRAPPERS[kind]}: {remedy}, with one process for each device"
+                f"{where} is wrapped in {kind}, and {WRAPPERS[kind]}: {remedy}, with one process for each "
+                f"device{several}"
             )
     trainable = [(plain_name(name), p) for name, p in model.named_parameters() if p.requires_grad]
     if not trainable:
@@ -95,10 +103,10 @@ def check_model(model: nn.Module) -> None:
                 f"{name} is complex, and workers average real numbers: make the parameter a real one with a last "
                 "dimension of 2, and use torch.view_as_complex of it"
             )
-        if _find_kind(p, ("DTensor",)):
+        if _find_kind(p, ("DTensor",)) and not in_replica:
             raise InputError(
                 f"{name} is a DTensor, of which this process holds a part: do not call fully_shard or "
-                "parallelize_module, and run one process for each device"
+                "parallelize_module, and run one process for each device; or give join the mesh"
             )
         if _find_kind(p, ("UninitializedParameter",)):
             raise InputError(f"{name} of a lazy layer has no shape yet: run the model once on an input before join")

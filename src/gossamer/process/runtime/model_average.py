@@ -52,6 +52,12 @@ def average_models(
     Raises StepRetry if the membership has to change.
     """
     shares = gather_shares(groups, of, f"{topic} standings", own.x, state, standing)
+    if state.replica is not None:
+        return state.replica.whole(of, lambda: _average(groups, of, topic, own, shares))
+    return _average(groups, of, topic, own, shares)
+
+
+def _average(groups: Groups, of: Membership, topic: str, own: ModelCopy, shares: Contributions) -> ModelCopy:
     index = of.members.index(groups.rank)
     exact = float(shares.most_advanced == index)
     parts = ((own.x, shares.weights[index]), (own.buffers, shares.buffers[index]), (own.exact_buffers, exact))
@@ -72,11 +78,19 @@ def gather_shares(
     def gather(row: Tensor, round: int) -> list[Tensor]:
         return [gathered for (gathered,) in groups.gather(of, FOREGROUND, (row,), Call("Gather", topic, round))]
 
-    # Nobody has the others' parts before all have sent theirs: from then on all mean the same by "now".
-    gather(torch.zeros(1), 0)
-    about = torch.tensor([standing, float(torch.linalg.vector_norm(x))], dtype=torch.float64)
-    rows = gather(torch.cat([about, state.history.row(time.monotonic(), state.worker.step)]), 1)
-    return model_shares(rows, state.method.lockstep)
+    def gather_rows() -> list[Tensor]:
+        # Nobody has the others' parts before all have sent theirs: from then on all mean the same by "now".
+        gather(torch.zeros(1), 0)
+        about = torch.tensor([standing, norm], dtype=torch.float64)
+        return gather(torch.cat([about, state.history.row(time.monotonic(), state.worker.step)]), 1)
+
+    norm = float(torch.linalg.vector_norm(x))
+    if state.replica is None:
+        return model_shares(gather_rows(), state.method.lockstep)
+    # The whole replica counts, or none of it, and as much on all its ranks.
+    standing, norm = state.replica.lowest(standing), state.replica.total(norm**2) ** 0.5
+    rows = state.replica.leaders(torch.stack(state.replica.whole(of, gather_rows)))
+    return model_shares(list(rows), state.method.lockstep)
 
 
 def model_shares(rows: list[Tensor], lockstep: bool) -> Contributions:

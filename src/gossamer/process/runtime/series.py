@@ -20,6 +20,7 @@ from gossamer.process.collectives.call import Call
 from gossamer.process.collectives.membership import FOREGROUND, StepRetry
 from gossamer.process.events import EventKind
 from gossamer.process.lifecycle import TrainingEnded
+from gossamer.process.replica.agreement import Ended
 from gossamer.process.runtime import waits
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 from gossamer.process.store.parsing import read_number
@@ -31,7 +32,7 @@ NAMES = ("averaged", "mean", "gather")
 """Methods of ``Swarm`` that run a series."""
 
 
-class _Missed(Exception):
+class _Missed(Ended):
     """The others have completed this series, or the training needs this worker before it can be completed."""
 
 
@@ -69,9 +70,8 @@ class UserSeries:
         try:
             while True:
                 with contextlib.suppress(StepRetry):
-                    self._of.begin()
-                    if self._all_are_here(name, size):
-                        result = series()
+                    if self._together(lambda: self._begin(name, size)):
+                        result = self._together(series)
                         self._say_if_alone(name)
                         return result
         except (_Missed, TrainingEnded):
@@ -87,6 +87,15 @@ class UserSeries:
             saying.cancel()
             self._of.cancelled = lambda: False
             self._publish()
+
+    def _together(self, act: Callable[[], T]) -> T:
+        """Return what ``act`` returns; in a replica, if it completes on all its ranks."""
+        replica = self._runtime.state.replica
+        return act() if replica is None else replica.whole(self._of, act)
+
+    def _begin(self, name: str, size: int) -> bool:
+        self._of.begin()
+        return self._all_are_here(name, size)
 
     def _say_if_alone(self, name: str) -> None:
         others_alive = len(self._runtime.everybody) - 1 - len(self._runtime.heartbeats.lost)

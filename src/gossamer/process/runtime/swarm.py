@@ -16,6 +16,7 @@ from gossamer.errors import InputError
 from gossamer.process.data.worker_data import WorkerData
 from gossamer.process.events import EventKind, Events
 from gossamer.process.metrics import Metrics
+from gossamer.process.replica.watch import ReplicaWatch
 from gossamer.process.runtime.final_average import FinalAverage
 from gossamer.process.runtime.gathering import (
     decode_tensor,
@@ -40,8 +41,11 @@ class Swarm:
     Used as a context manager it calls ``finish`` at the end of the block, or ``close`` if an exception ends it.
     """
 
-    def __init__(self, runtime: WorkerRuntime, output: RunOutput | None = None) -> None:
-        self._runtime, self._output = runtime, output
+    def __init__(
+        self, runtime: WorkerRuntime, output: RunOutput | None = None, watch: ReplicaWatch | None = None
+    ) -> None:
+        """``watch``: that of the other ranks, if this worker is a rank of a replica."""
+        self._runtime, self._output, self._watch = runtime, output, watch
         self._data = WorkerData(runtime)
         self._series = UserSeries(runtime)
         # The threads of a worker that is interrupted, or that never finishes, must not outlive its interpreter.
@@ -77,7 +81,7 @@ class Swarm:
         Waits for communication in flight; the result contains its answers. It consists of tensors and JSON data in
         nested dictionaries, so ``torch.load(…, weights_only=True)`` reads it.
         """
-        return {**self._runtime.state.state_dict(), **self._data.state_dict()}
+        return {**self._runtime.state.state_dict(), **self._data.state_dict(), **self._shard()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what ``state_dict`` returned.
@@ -88,12 +92,27 @@ class Swarm:
         runtime = self._runtime
         if runtime.metrics.steps or runtime.driver.background_started:
             raise InputError("load_state_dict comes too late: call it right after join, before the first step")
+        own, given = self._shard().get("shard"), state.get("shard")
+        if own != given:
+            raise InputError(f"this state is of shard {given} and this rank is shard {own}: load the rank's own state")
         runtime.state.load_state_dict(state)
         self._data.load_state_dict(state)
         if self._output is not None:
             self._output.resumed(runtime.worker.step)
 
+    def _shard(self) -> dict[str, list[int]]:
+        """Return which part of a replica this rank has: its number, and how many there are."""
+        replica = self._runtime.state.replica
+        return {} if replica is None else {"shard": [replica.shard, replica.size]}
+
     # Data and schedules
+
+    def _check_deals(self, name: str) -> None:
+        if self._watch is not None:
+            raise InputError(
+                f"swarm.{name} deals data among workers of one rank: with mesh use a DistributedSampler, whose "
+                "num_replicas and rank count the ranks that see data of their own"
+            )
 
     def shard(
         self, data: Any, batch_size: int | None = None, *, shuffle: bool = True, drop_last: bool = False
@@ -112,6 +131,7 @@ class Swarm:
             shuffle: Whether to shuffle a data set.
             drop_last: Whether to leave out a last batch that is smaller, if ``data`` is a data set.
         """
+        self._check_deals("shard")
         return self._data.shard(data, batch_size, shuffle, drop_last)
 
     def epochs(self, total: int) -> Iterator[int]:
@@ -120,6 +140,7 @@ class Swarm:
         After ``load_state_dict`` it goes on where the checkpoint was written, and in a worker that came back at the
         epoch of the others.
         """
+        self._check_deals("epochs")
         return self._data.epochs(total)
 
     def batches(
@@ -136,6 +157,7 @@ class Swarm:
             total_steps: Steps of all workers together.
             epochs: Instead of ``total_steps``: passes of all workers together over the loader.
         """
+        self._check_deals("batches")
         return self._data.batches(loader, total_steps, epochs)
 
     @property
@@ -215,7 +237,8 @@ class Swarm:
         """
         messages = self.gather_bytes(encode_value(value))
         chosen = source if source in messages else min(messages)
-        return decode_value(messages[chosen], chosen)
+        message, replica = messages[chosen], self._runtime.state.replica
+        return decode_value(message if replica is None else replica.inner.gather_bytes(message)[0], chosen)
 
     def gather_bytes(self, message: bytes) -> dict[int, bytes]:
         """Return the messages of all workers alive, by rank, as ``gather`` does with tensors."""
@@ -273,15 +296,17 @@ class Swarm:
         FinalAverage(self._runtime).run()
         if self._output is not None:
             self._output.finish()
-        self.close()
+        self._close(None, finished=True)
         self._runtime.flat_model.release()
 
     def close(self) -> None:
         """Leave the job at once, without the final average. The other workers continue."""
         self._close(None)
 
-    def _close(self, error: BaseException | None) -> None:
+    def _close(self, error: BaseException | None, finished: bool = False) -> None:
         atexit.unregister(self._close_at_exit)
+        if self._watch is not None:
+            self._watch.close(finished)
         if self._output is not None:
             self._output.close(error)
         if error is not None:

@@ -149,6 +149,8 @@ class WeightWatch:
         ``begun``: this worker has made steps or exchanges before.
         """
         changed = self._put_back_some() or self.changed()
+        # Parts of DTensors are taken over at every step: only the first one has to be told.
+        changed = changed or (not begun and self.flat_model.sharded_changed())
         if changed:
             self._adopt(begun)
         self.num_steps += 1
@@ -157,6 +159,7 @@ class WeightWatch:
 
     def before_average(self, begun: bool) -> None:
         """Check the weights before they are averaged with those of the others."""
+        self.flat_model.adopt_sharded()
         self._check_buffers()
         count = len(self.flat_model.viewed)
         moved = [self._put_back_some(all_names=True) for _ in range(0, count, WATCHED)]
@@ -179,6 +182,7 @@ class WeightWatch:
     def _adopt(self, begun: bool) -> None:
         """Add to x what somebody else has changed in the weights."""
         flat_model = self.flat_model
+        flat_model.adopt_sharded()
         if begun and not self._said:
             self._said = True
             text = (

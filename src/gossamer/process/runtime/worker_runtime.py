@@ -23,6 +23,8 @@ from gossamer.process.events import EventKind
 from gossamer.process.lifecycle import Phase, TrainingEnded
 from gossamer.process.net.secret import NO_SECRET, is_loopback
 from gossamer.process.pairwise.exchanges import PairwiseExchanges
+from gossamer.process.replica.agreement import Agreement
+from gossamer.process.replica.effects import ReplicaEffectHandler
 from gossamer.process.runtime.driver import Driver
 from gossamer.process.runtime.effect_handler import EffectHandler
 from gossamer.process.runtime.flat_model import FlatModel
@@ -69,11 +71,12 @@ class WorkerRuntime:
         codec: Codec | None = None,
         timeout_s: float = START_TIMEOUT_S,
         has_output: bool = False,
+        replica: Agreement | None = None,
     ) -> None:
         """Join the other workers; returns when all of them have joined.
 
         ``codec``: how models travel. ``timeout_s``: how long to wait for the others. ``has_output``: this worker
-        reports to a run folder or a tracker.
+        reports to a run folder or a tracker. ``replica``: this worker is a rank of one.
         """
         self.method, self.rank = method, rank_info.rank
         self.everybody = range(topology.workers)
@@ -88,6 +91,7 @@ class WorkerRuntime:
             nccl.check(self.flat_model.device)
         staging = Staging(self.flat_model.device, nccl=transport == "nccl")
         self.state = WorkerState(method, self.flat_model, self.worker, staging)
+        self.state.replica = replica
         self.lifecycle, self.metrics = self.state.lifecycle, self.state.metrics
         self._joined = False
         self._began = ""
@@ -132,12 +136,15 @@ class WorkerRuntime:
             links = Links(codec, seed, self.rank)
             encoded = EncodedMeans(self.groups, staging, partial(MeanLink, codec, seed + self.rank))
         self.exchanges = PairwiseExchanges(self.state, neighbours, listener, self.heartbeats, links)
-        self.effects = EffectHandler(self.state, self.groups, self.exchanges, encoded)
+        handler = EffectHandler if replica is None else ReplicaEffectHandler
+        self.effects = handler(self.state, self.groups, self.exchanges, encoded)
         self.driver = Driver(self.state, self.effects)
         self._turns = itertools.cycle(self.everybody)
         self._heartbeat_thread = HeartbeatThread(self.heartbeats, self._poll, self._watch)
         try:
             self._join()
+            if replica is not None:
+                replica.joined(self.groups.train, self.state)
         except BaseException:
             self.close()
             raise

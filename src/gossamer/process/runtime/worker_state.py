@@ -14,11 +14,13 @@ from torch import Tensor
 
 from gossamer.effects import Mean, Shifted, Ticket
 from gossamer.errors import InputError
+from gossamer.flat import as_part_of, local_part
 from gossamer.methods import Method
 from gossamer.process.collectives.membership import FOREGROUND, CommAborted
 from gossamer.process.events import EventKind, Events
 from gossamer.process.lifecycle import Lifecycle
 from gossamer.process.metrics import Metrics
+from gossamer.process.replica.agreement import Agreement
 from gossamer.process.runtime.flat_model import FlatModel, plain_name
 from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.staging import Staging
@@ -43,6 +45,10 @@ class WorkerState:
         """This worker has sent a vector that is not finite, and needs the others' state."""
         self.stale_gradient = False
         """The gradient in progress is taken at weights that have been replaced since."""
+        self.taken_from: int | None = None
+        """The worker whose state this one took over last."""
+        self.replica: Agreement | None = None
+        """If this worker is a rank of a replica: how it agrees with the others."""
         self.data_position: tuple[int, int] | None = None
         """Epoch and batch that the user's loop is at (``process/data``); right after joining, that of a peer."""
         self.averaging = False
@@ -85,6 +91,7 @@ class WorkerState:
             vectors = self.worker.vectors
             tensors |= {f"vector/{name}": vectors[name] for name in self.method.shared if name in vectors}
             rest: dict[str, Any] = {
+                "rank": self.worker.rank,
                 "step": self.worker.step,
                 "scalars": {name: value for name, value in self.worker.scalars.items() if name in self.method.shared},
                 "optimizer": {},
@@ -94,7 +101,7 @@ class WorkerState:
                 # All workers are at the same step: a peer's moments fit its weights.
                 for index, name, value in self._optimizer_state():
                     if isinstance(value, Tensor):
-                        tensors[f"optimizer/{index}/{name}"] = value
+                        tensors[f"optimizer/{index}/{name}"] = local_part(value)
                     else:
                         rest["optimizer"][f"{index}/{name}"] = value
             return {name: tensor.detach().to("cpu", copy=True) for name, tensor in tensors.items()}, rest
@@ -131,6 +138,7 @@ class WorkerState:
             if self.nonfinite:
                 self.method.begin(self.worker)
             self.needs_state = self.nonfinite = False
+            self.taken_from = rest.get("rank")
             if rest["step"]:
                 # Otherwise it is the state from before the training.
                 self.history.touch(time.monotonic())
@@ -186,11 +194,14 @@ class WorkerState:
         current = entry.get(name)
         if not isinstance(value, Tensor):
             entry[name] = value
-        elif isinstance(current, Tensor) and current.shape == value.shape:
-            current.copy_(value)
-        else:
+        elif isinstance(current, Tensor) and local_part(current).shape == value.shape:
+            local_part(current).copy_(value)
+        elif value.dim() == 0:
             # Torch keeps step counts in host memory and everything else on the parameter's device.
-            entry[name] = value.clone() if value.dim() == 0 else value.to(parameter.device, copy=True)
+            entry[name] = value.clone()
+        else:
+            moved = value.to(parameter.device, copy=True)
+            entry[name] = as_part_of(moved, parameter) if moved.shape == local_part(parameter).shape else moved
 
     # Checkpoints
 

@@ -1,0 +1,67 @@
+"""Answers effects on a rank of a replica: each collective counts on all ranks of the replica, or on none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gossamer.effects import Effect, Gather, Mean, Shift, Start, Swap, Wait
+from gossamer.process.collectives.membership import FOREGROUND, Membership
+from gossamer.process.replica.agreement import Agreement
+from gossamer.process.runtime.effect_handler import EffectHandler
+from gossamer.process.runtime.worker_state import is_finite
+
+
+class ReplicaEffectHandler(EffectHandler):
+    """Answers the effects of a method in lockstep, whose collectives all begin and end in the training thread."""
+
+    _agreeing = False
+    """The ranks of the replica are in a collective: what it consists of needs no agreement of its own."""
+
+    @property
+    def replica(self) -> Agreement:
+        assert self.state.replica is not None
+        return self.state.replica
+
+    def answer(self, effect: Effect, channel: str, of: Membership | None = None, started_in: int | None = None) -> Any:
+        if channel != FOREGROUND or self._agreeing:
+            return super().answer(effect, channel, of, started_in)
+        if isinstance(effect, Start):
+            return super().answer(Start(self._of_finite_replica(effect.effect)), channel, of, started_in)
+        if isinstance(effect, Mean | Gather | Shift):
+            effect = self._of_finite_replica(effect)
+        elif not isinstance(effect, Wait) or effect.ticket.done:
+            return super().answer(effect, channel, of, started_in)
+        membership = of or self.groups.train
+
+        def act() -> Any:
+            self._agreeing = True
+            try:
+                return super(ReplicaEffectHandler, self).answer(effect, channel, of, started_in)
+            finally:
+                self._agreeing = False
+
+        if membership is self.groups.train:
+            return self.replica.step(membership, self.state, act)
+        return self.replica.whole(membership, act)
+
+    def _of_finite_replica(self, effect: Any) -> Any:
+        """Return ``effect``, or one that is not finite either if another part of this replica is not.
+
+        So all shards refuse the same replicas, and a replica that is refused takes over all its parts.
+        """
+        assert not isinstance(effect, Swap), "methods with a background part are refused"
+        tensors = effect.tensors if isinstance(effect, Gather) else (effect.vector,)
+        finite = all(is_finite(tensor) for tensor in tensors if tensor.is_floating_point())
+        if self.replica.all_true(finite) or not finite:
+            return effect
+        if isinstance(effect, Gather):
+            return replace(effect, tensors=tuple(map(_not_finite, tensors)))
+        return replace(effect, vector=_not_finite(effect.vector))
+
+
+def _not_finite(tensor: Tensor) -> Tensor:
+    return torch.full_like(tensor, torch.nan) if tensor.is_floating_point() else tensor

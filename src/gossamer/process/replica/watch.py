@@ -1,0 +1,161 @@
+"""Watches the ranks of a replica: when one dies, the others end too, with a line that says why.
+
+A rank that is lost leaves the others in a collective of the user's own parallelism, in which they may hang: NCCL waits
+for minutes. So the first rank of a replica accepts a connection of each other one. A connection that breaks without a
+word means that its rank is dead, and the first rank tells the others.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import os
+import secrets
+import selectors
+import socket
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+from gossamer.errors import InputError
+from gossamer.process.replica.agreement import InnerGroup
+
+CONNECT_TIMEOUT_S = 60.0
+DIED_GRACE_S = 2.0
+"""How long a rank may take to end by itself, with the error of its own collective, when another one has died."""
+
+LEFT_GRACE_S = 30.0
+"""How long a rank may go on when another one has left without ``finish``: all may be about to."""
+
+POLL_S = 0.2
+MAX_LINE_BYTES = 200
+KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3))
+"""A machine that is off breaks no connection: the kernel notices after ten seconds."""
+
+FINISHED, LEFT, DIED = "finished", "left", "died"
+
+
+class ReplicaWatch:
+    """One rank's connections to the others of its replica."""
+
+    def __init__(self, inner: InnerGroup, host: str, on_loss: Callable[[str], None]) -> None:
+        """``host``: the address of this machine. ``on_loss(text)`` is called once if another rank is lost."""
+        self.inner, self._on_loss = inner, on_loss
+        self._peers: dict[int, socket.socket] = {}
+        self._told: set[int] = set()
+        """The ranks that have said goodbye, or are known to be dead."""
+        self._closed = threading.Event()
+        self._thread: threading.Thread | None = None
+        if inner.size > 1:
+            self._connect(host)
+            self._thread = threading.Thread(target=self._run, name="gossamer-replica", daemon=True)
+            self._thread.start()
+
+    def _connect(self, host: str) -> None:
+        first = self.inner.shard == 0
+        server = socket.create_server((host, 0)) if first else None
+        port = server.getsockname()[1] if server else 0
+        published = self.inner.gather_bytes(f"{host} {port} {secrets.token_hex(16)}".encode())[0].decode()
+        address, port_text, token = published.split()
+        try:
+            if server is None:
+                peer = socket.create_connection((address, int(port_text)), CONNECT_TIMEOUT_S)
+                peer.sendall(f"{token} {self.inner.shard}\n".encode())
+                self._peers[0] = peer
+            else:
+                self._accept(server, token)
+        except OSError as error:
+            raise InputError(
+                f"the ranks of this replica ({self.inner.ranks}) cannot connect to {address} ({error}): "
+                "they must reach each other"
+            ) from None
+        finally:
+            if server is not None:
+                server.close()
+        for peer in self._peers.values():
+            peer.settimeout(None)
+            peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, value in KEEPALIVE:
+                if hasattr(socket, name):
+                    peer.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), value)
+
+    def _accept(self, server: socket.socket, token: str) -> None:
+        until = time.monotonic() + CONNECT_TIMEOUT_S
+        while len(self._peers) < self.inner.size - 1:
+            server.settimeout(max(0.01, until - time.monotonic()))
+            peer, _ = server.accept()
+            peer.settimeout(CONNECT_TIMEOUT_S)
+            given, _, shard = _read_line(peer).partition(" ")
+            known = shard.isdigit() and 0 < int(shard) < self.inner.size and int(shard) not in self._peers
+            # Anybody may connect to a port.
+            if known and hmac.compare_digest(given.encode(), token.encode()):
+                self._peers[int(shard)] = peer
+            else:
+                peer.close()
+
+    # The thread
+
+    def _run(self) -> None:
+        with selectors.DefaultSelector() as selector:
+            for shard, peer in self._peers.items():
+                selector.register(peer, selectors.EVENT_READ, shard)
+            while not self._closed.is_set() and selector.get_map():
+                for key, _ in selector.select(POLL_S):
+                    if not self._read(key.data):
+                        selector.unregister(key.fileobj)
+
+    def _read(self, peer: int) -> bool:
+        """Read one line of a peer; return whether more may follow."""
+        line = _read_line(self._peers[peer])
+        what, _, shard = line.partition(" ")
+        about = int(shard) if shard.isdigit() else peer
+        if not line:
+            what, about = DIED, peer
+        if about not in self._told:
+            self._told.add(about)
+            if self.inner.shard == 0:
+                self._tell(f"{what} {about}", but=about)
+            if what in (DIED, LEFT) and not self._closed.is_set():
+                threading.Thread(target=self._lost, args=(about, what), daemon=True).start()
+        return bool(line)
+
+    def _lost(self, shard: int, how: str) -> None:
+        """Say that a rank is lost, and end this process unless it ends by itself."""
+        rank = self.inner.ranks[shard]
+        text = f"rank {rank} of this replica {how}: the replica (ranks {self.inner.ranks}) is gone, and this rank ends"
+        if how == DIED:
+            self._on_loss(text)
+        if not self._closed.wait(DIED_GRACE_S if how == DIED else LEFT_GRACE_S):
+            print(f"gossamer: {text}", file=sys.stderr, flush=True)
+            # The training thread may hang in a collective, where no exception reaches it.
+            os._exit(1)
+
+    def _tell(self, line: str, but: int | None = None) -> None:
+        for shard, peer in self._peers.items():
+            if shard != but:
+                with contextlib.suppress(OSError):
+                    peer.sendall(f"{line}\n".encode())
+
+    def close(self, finished: bool) -> None:
+        """Say goodbye. ``finished``: in order, after ``finish``; otherwise the replica cannot go on."""
+        if self._closed.is_set():
+            return
+        self._closed.set()
+        self._tell(f"{FINISHED if finished else LEFT} {self.inner.shard}")
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(2 * POLL_S)
+        for peer in self._peers.values():
+            peer.close()
+
+
+def _read_line(peer: socket.socket) -> str:
+    """Return the next line of a peer; empty if the connection is broken."""
+    line = b""
+    with contextlib.suppress(OSError):
+        while len(line) < MAX_LINE_BYTES:
+            byte = peer.recv(1)
+            if byte in (b"", b"\n"):
+                return line.decode(errors="replace") if byte else ""
+            line += byte
+    return ""
