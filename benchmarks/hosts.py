@@ -62,6 +62,14 @@ class Hosts:
         """What makes a command run on a host, before it."""
         return ["ip", "netns", "exec", self.name(host)]
 
+    def cut(self, host: int) -> None:
+        """Take a host off the network: nobody is told."""
+        _run(f"ip link set {self._link(host)} nomaster")
+
+    def heal(self, host: int) -> None:
+        """Put a host back on the network."""
+        _run(f"ip link set {self._link(host)} master {self._name}")
+
     def sent_bytes(self, host: int) -> int:
         """What has left a host over its link."""
         return int(Path(f"/sys/class/net/{self._link(host)}/statistics/rx_bytes").read_text())

@@ -104,6 +104,7 @@ def join(
     transport: str = "gloo",
     loss: Callable[[], Tensor] | None = None,
     timeout: float = 300.0,
+    partition: str = "continue",
     out: PathArgument | None = None,
     tracker: TrackerArgument | None = None,
     trace: bool | PathArgument = False,
@@ -144,6 +145,9 @@ def join(
         loss: Only for ``auto``, to time a step: a function that returns the loss of one mini-batch, such as
             ``lambda: loss_fn(model(x), y)``. The model and the optimizer are restored afterwards.
         timeout: How many seconds to wait for the other workers.
+        partition: What a worker does that cannot reach the others. ``continue``: it trains on with those that it can
+            reach, and both sides are averaged when they meet again. ``majority``: it waits unless it can reach more
+            than half of the workers; ``swarm.events`` says so.
         out: A folder for the run, which ``gossamer report`` and ``gossamer watch`` show, during the training too. It
             must be new. All workers give one; on a shared disk, the same.
         tracker: A function ``track(step, scalars)``, the path of a Python file that defines it, or ``tensorboard``,
@@ -161,6 +165,7 @@ def join(
             ``timeout``.
     """
     from gossamer.process.events import EventKind
+    from gossamer.process.runtime import partition_policy
     from gossamer.process.runtime.handshake import refuse_start
     from gossamer.process.runtime.join_checks import check
     from gossamer.process.runtime.swarm import Swarm
@@ -170,6 +175,7 @@ def join(
     chosen, output = "", None
     try:
         _check_arguments(method, topology, transport, timeout, loss, settings)
+        partition_policy.check_policy(partition)
         model, optimizer = check(model, optimizer)
         if out is not None or tracker is not None or trace or resume:
             from gossamer.runs.loop_output import LoopOutput
@@ -194,7 +200,18 @@ def join(
     rank_info = find_rank_info()
     recorder = None if output is None else output.recorder(rank_info.rank)
     runtime = WorkerRuntime(
-        model, optimizer, instance, graph, rank_info, seed, transport, recorder, codec, timeout, output is not None
+        model,
+        optimizer,
+        instance,
+        graph,
+        rank_info,
+        seed,
+        transport,
+        recorder,
+        codec,
+        timeout,
+        output is not None,
+        partition,
     )
     swarm = Swarm(runtime, output)
     if output is not None:

@@ -15,8 +15,10 @@ from gossamer.effects import Mean, Shifted, Ticket
 from gossamer.errors import InputError
 from gossamer.methods import Method
 from gossamer.process.collectives.membership import FOREGROUND, CommAborted
+from gossamer.process.collectives.merging import ROOT, generation_id
 from gossamer.process.events import EventKind, Events
 from gossamer.process.lifecycle import Lifecycle
+from gossamer.process.membership.lineage import Lineage
 from gossamer.process.metrics import Metrics
 from gossamer.process.runtime.flat_model import FlatModel, plain_name
 from gossamer.process.runtime.process_worker import ProcessWorker
@@ -44,6 +46,8 @@ class WorkerState:
         """The gradient in progress is taken at weights that have been replaced since."""
         self.data_position: tuple[int, int] | None = None
         """Epoch and batch that the user's loop is at (``process/data``); right after joining, that of a peer."""
+        self.lineage: Lineage | None = None
+        """Which steps are in this worker's model, if the workers are in lockstep."""
         self.events = Events(worker.rank)
         self.watch = WeightWatch(flat_model, self.events)
         self.history = StepHistory()
@@ -55,6 +59,22 @@ class WorkerState:
             return -1
         # A membership that the background rebuilds has no step that could be void, so nobody in it is behind.
         return self.worker.step if channel == FOREGROUND else 0
+
+    @property
+    def lockstep(self) -> bool:
+        return self.method.lockstep
+
+    def checksum(self) -> float:
+        return float(self.flat_model.x.double().sum())
+
+    def count_step(self, generation: int, members: list[int]) -> None:
+        """Note that a step was made among these members."""
+        if self.method.lockstep and members:
+            name = generation_id(generation, members)
+            self.lineage = (self.lineage or ROOT).after_step(name, len(members))
+
+    def on_merge(self, text: str) -> None:
+        self.events.add(EventKind.MERGED, text)
 
     def export_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with self.lock, self.staging.on_training_stream():
