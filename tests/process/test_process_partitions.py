@@ -8,8 +8,9 @@ from pathlib import Path
 
 import partition_script
 import pytest
-from hosts import Hosts, Unavailable
 from real_workers import RealWorker, RealWorkers, Report
+
+from hosts import Hosts, Unavailable
 
 pytestmark = pytest.mark.timeout(280)
 

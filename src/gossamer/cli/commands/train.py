@@ -67,7 +67,7 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         print_json(document)
     elif begun:
         _show(request.job_specs[0], begun)
-    return _ending(request, results, parsed.allow_missing)
+    return _ending(request, results, rank_info is None, parsed.allow_missing)
 
 
 @dataclass(frozen=True)
@@ -188,7 +188,7 @@ def _show(job_spec: JobSpec, results: list[TrainingResult]) -> None:
     )
 
 
-def _ending(request: _Request, results: list[TrainingResult], allow_missing: bool) -> int:
+def _ending(request: _Request, results: list[TrainingResult], started_here: bool, allow_missing: bool) -> int:
     """Print how the runs ended if they did not complete. Return the exit code."""
     saved = f"; results so far are in {request.folder}" if request.folder is not None else ""
     code = 0
@@ -203,9 +203,12 @@ def _ending(request: _Request, results: list[TrainingResult], allow_missing: boo
             if status.state == DONE and status.error:
                 print(f"gossamer: {status.error}", file=sys.stderr)
                 code = 2
-        missing = sorted({rank for status in result.status if status.state == DONE for rank in status.missing})
+        missing = {rank for status in result.status if status.state == DONE for rank in status.missing}
+        if started_here:
+            # Their processes have ended, and that was said. Elsewhere they may train on.
+            missing -= set(result.gone)
         if missing and not result.interrupted:
-            where = f"{result.method}: the final model is without {name_ranks(missing)}"
+            where = f"{result.method}: the final model is without {name_ranks(sorted(missing))}"
             hint = "" if allow_missing else "; --allow-missing accepts that"
             print(f"gossamer: {where}{hint}", file=sys.stderr)
             code = code if allow_missing else 1

@@ -36,7 +36,7 @@ class Standing(NamedTuple):
 class Part(NamedTuple):
     """A model that goes into the average: who sends it, how much it counts."""
 
-    index: int
+    member: int
     weight: float
 
 
@@ -98,13 +98,13 @@ def merge_states(
     Every member adds up the same numbers in the same order, so all get the same to the bit. What cannot be averaged,
     such as counters, is that of the first part.
     """
-    exported = state.export_state() if any(part.index == own for part in parts) else None
+    exported = state.export_state() if any(part.member == own for part in parts) else None
     merged: dict[str, Tensor] = {}
     rest: dict[str, Any] = {}
     for number, part in enumerate(parts):
         tensors, theirs = move_state(
-            lambda tensor, index=part.index: broadcast(tensor, index),  # type: ignore[misc]
-            exported if part.index == own else None,
+            lambda tensor, index=part.member: broadcast(tensor, index),  # type: ignore[misc]
+            exported if part.member == own else None,
         )
         if number == 0:
             merged, rest = {name: tensor.clone() for name, tensor in tensors.items()}, theirs
