@@ -74,6 +74,14 @@ class Hosts:
         for here, there in ((one, other), (other, one)):
             _run(f"ip -n {self.name(here)} neigh del {self.address(there)} dev eth0")
 
+    def isolate(self, host: int) -> None:
+        """Take a host off the network: nobody is told."""
+        _run(f"ip link set {self._link(host)} nomaster")
+
+    def reconnect(self, host: int) -> None:
+        """Put a host back on the network."""
+        _run(f"ip link set {self._link(host)} master {self._name}")
+
     def sent_bytes(self, host: int) -> int:
         """What has left a host over its link."""
         return int(Path(f"/sys/class/net/{self._link(host)}/statistics/rx_bytes").read_text())

@@ -111,6 +111,7 @@ def join(
     loss: Callable[[], Tensor] | None = None,
     timeout: float = 300.0,
     tls: TlsFiles | None = None,
+    partition: str = "continue",
     out: PathArgument | None = None,
     tracker: TrackerArgument | None = None,
     trace: bool | PathArgument = False,
@@ -157,6 +158,9 @@ def join(
         timeout: How many seconds to wait for the other workers.
         tls: The certificates for encrypted connections between the workers. By default the files that the environment
             names (``GOSSAMER_TLS_CERT``, ``GOSSAMER_TLS_KEY``, ``GOSSAMER_TLS_CA``), if any.
+        partition: What a worker does that cannot reach the others. ``continue``: it trains on with those that it can
+            reach, and both sides are averaged when they meet again. ``majority``: it waits unless it can reach more
+            than half of the workers; ``swarm.events`` says so.
         out: A folder for the run, which ``gossamer report`` and ``gossamer watch`` show, during the training too. It
             must be new. All workers give one; on a shared disk, the same.
         tracker: A function ``track(step, scalars)``, the path of a Python file that defines it, or ``tensorboard``,
@@ -174,6 +178,7 @@ def join(
             ``timeout``.
     """
     from gossamer.process.events import EventKind
+    from gossamer.process.runtime import partition_policy
     from gossamer.process.runtime.handshake import refuse_start
     from gossamer.process.runtime.join_checks import check
     from gossamer.process.runtime.swarm import Swarm
@@ -193,6 +198,7 @@ def join(
 
     def prepare() -> tuple[nn.Module, Optimizer, LoopOutput | None, tuple[Method, Topology, Codec | None] | None]:
         _check_arguments(method, topology, transport, timeout, loss, settings)
+        partition_policy.check_policy(partition)
         joined, its_optimizer = check(model, optimizer) if group is None else group.check_model(model, optimizer)
         output = None
         if out is not None or tracker is not None or trace or resume:
@@ -232,7 +238,19 @@ def join(
     recorder = None if output is None else output.recorder(rank_info.rank)
     has_output, agreement = output is not None, None if group is None else group.agreement
     runtime = WorkerRuntime(
-        model, optimizer, instance, graph, rank_info, seed, transport, recorder, codec, timeout, has_output, agreement
+        model,
+        optimizer,
+        instance,
+        graph,
+        rank_info,
+        seed,
+        transport,
+        recorder,
+        codec,
+        timeout,
+        has_output,
+        agreement,
+        partition,
     )
     swarm = Swarm(runtime, output, None if group is None else group.watch(runtime, rank_info))
     if output is not None:

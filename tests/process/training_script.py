@@ -84,6 +84,8 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
     weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
     threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("gossamer")]
     outcome = {
+        "missing": swarm.missing,
+        "repeated": swarm.metrics().repeated,
         "accuracy": accuracy,
         "weights": weights.tolist(),
         "events": [str(event) for event in swarm.events],

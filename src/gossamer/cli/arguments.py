@@ -71,6 +71,9 @@ def _add_train_options(parser: argparse.ArgumentParser, methods: Sequence[Source
         help="write a checkpoint into the folder of --out every N steps per worker (default: never)",
     )
     parser.add_argument("--resume", metavar="RUN", help="resume the run in this folder, or from this checkpoint")
+    parser.add_argument(
+        "--allow-missing", action="store_true", help="exit with 0 though workers are missing in the final average"
+    )
     parser.add_argument("--restart", action="store_true", help="restart workers that die, if this command started them")
     parser.add_argument(
         "--until",

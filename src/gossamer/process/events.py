@@ -33,6 +33,14 @@ class EventKind(StrEnum):
     """Fewer than half of the pairwise exchanges that the method asks for take place."""
     REBUILT = "rebuilt"
     """The members of collectives were agreed on anew."""
+    MERGED = "merged"
+    """Workers that trained separately, on two sides of a partition, were averaged."""
+    PAUSED = "paused"
+    """This worker cannot reach more than half of the workers, and the policy is to wait for them."""
+    RESUMED = "resumed"
+    """This worker trains again after a pause."""
+    MISSING = "missing"
+    """The final average is without some of the workers: they died or cannot be reached."""
     TOOK_OVER = "took-over"
     """This worker took over the state of another."""
     REFUSED = "refused"
@@ -63,6 +71,7 @@ _LEVELS = {
     EventKind.RETURNED: logging.INFO,
     EventKind.RECOVERED: logging.INFO,
     EventKind.REBUILT: logging.INFO,
+    EventKind.RESUMED: logging.INFO,
     EventKind.TOOK_OVER: logging.INFO,
     EventKind.DEALT: logging.INFO,
     EventKind.CHOSEN: logging.INFO,

@@ -55,6 +55,8 @@ class WorkerStatus:
     diverged_at: int | None = None
     """The step at which its loss stopped being finite."""
     interrupted: bool = False
+    missing: list[int] = field(default_factory=list)
+    """Workers that are not in the final average."""
     error: str = ""
     """What went wrong in it, in one line."""
     events: list[str] = field(default_factory=list)

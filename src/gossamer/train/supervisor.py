@@ -17,7 +17,7 @@ from gossamer.results import Point
 from gossamer.runfolder import WORKERS
 from gossamer.runs.monitor import POLL_S, OnPoint, RunFacts, RunMonitor, TrainingResult
 from gossamer.runs.monitor_thread import MonitorThread
-from gossamer.runs.status import DONE, FAILED, StatusBoard
+from gossamer.runs.status import DONE, FAILED, StatusBoard, WorkerStatus
 from gossamer.train.checkpoint_requests import CheckpointRequests
 from gossamer.train.entrypoint import run_worker, worker_main
 from gossamer.train.job_spec import JobSpec
@@ -95,15 +95,24 @@ def _supervise(workers: LocalWorkers, monitor: RunMonitor, signals: StopSignals,
         time.sleep(POLL_S)
 
 
+def _own_prefix(rank_info: RankInfo, run: Run) -> RankInfo:
+    """Each of several runs of a job has keys of its own in the store."""
+    return replace(rank_info, prefix=f"{rank_info.prefix}{run.config.method}/")
+
+
+def run_launched(job_spec: JobSpec, run: Run, rank_info: RankInfo) -> WorkerStatus:
+    """Train as one of the workers that a launcher started; return its last status."""
+    return run_worker(job_spec, _own_prefix(rank_info, run))
+
+
 def train_as_worker(
     job_spec: JobSpec, run: Run, rank_info: RankInfo, show: Show, on_point: OnPoint, history: Sequence[Point] = ()
 ) -> TrainingResult | None:
     """Run the job as one of the workers that a launcher started; rank 0 monitors all of them and has the result."""
-    rank_info = replace(rank_info, prefix=f"{rank_info.prefix}{run.config.method}/")
     if rank_info.rank != 0:
-        run_worker(job_spec, rank_info)
+        run_launched(job_spec, run, rank_info)
         return None
-    board = StatusBoard(rank_info.connect_store())
+    board = StatusBoard(_own_prefix(rank_info, run).connect_store())
     checkpoints = CheckpointRequests(run, job_spec)
     monitor = RunMonitor(run_facts(run), board, on_point, history, also_poll=checkpoints.poll)
 
@@ -113,7 +122,7 @@ def train_as_worker(
 
     thread = MonitorThread(monitor, why_gone, lambda events: show(monitor.view(), events))
     try:
-        run_worker(job_spec, rank_info)
+        run_launched(job_spec, run, rank_info)
     finally:
         thread.finish(LAST_STATUS_S)
         board.close()

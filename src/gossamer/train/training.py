@@ -205,6 +205,7 @@ class Training:
         self.status.own_loss, self.status.own_accuracy = self.task.evaluate()
         own = _parameters(self.task)
         swarm.finish()
+        self.status.missing = list(swarm.missing)
         self._measure_exchanges()
         self.status.consensus = rounded_distance(own, _parameters(self.task))
         self.status.loss, self.status.accuracy = self.task.evaluate()

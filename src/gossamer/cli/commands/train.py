@@ -19,6 +19,7 @@ from gossamer.config import find_methods
 from gossamer.errors import InputError
 from gossamer.methods import find
 from gossamer.process.net.tls import VARIABLES
+from gossamer.process.runtime.join_facts import name_ranks
 from gossamer.process.store.rank_info import RankInfo, started_rank_info
 from gossamer.report.formats import counted, duration
 from gossamer.results import Point
@@ -29,7 +30,7 @@ from gossamer.runs.status import DONE
 from gossamer.train.checkpoint import CheckpointKeeper, find_checkpoint
 from gossamer.train.job_spec import JobSpec, real_settings
 from gossamer.train.launcher import LocalStore, counting_stop_signals, warm_up
-from gossamer.train.supervisor import train_as_worker, train_locally
+from gossamer.train.supervisor import run_launched, train_as_worker, train_locally
 
 
 def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
@@ -41,9 +42,9 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     command = shown_command(arguments)
     request = _resumed(parsed, rank_info) if parsed.resume is not None else _new(parsed, folder, rank_info)
     if rank_info is not None and rank_info.rank != 0:
-        for job_spec in request.job_specs:
-            train_as_worker(job_spec, job_spec.run(), rank_info, lambda view, events: None, lambda point, workers: None)
-        return 0
+        statuses = [run_launched(job_spec, job_spec.run(), rank_info) for job_spec in request.job_specs]
+        missing = [rank for status in statuses for rank in status.missing]
+        return 1 if missing and not parsed.allow_missing else 0
     folders = [
         path for path in (request.folder, *(job_spec.path for job_spec in request.job_specs)) if path is not None
     ]
@@ -69,7 +70,7 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         print_json(document)
     elif begun:
         _show(request.job_specs[0], begun)
-    return _ending(request, results)
+    return _ending(request, results, rank_info is None, parsed.allow_missing)
 
 
 @dataclass(frozen=True)
@@ -192,7 +193,7 @@ def _show(job_spec: JobSpec, results: list[TrainingResult]) -> None:
     )
 
 
-def _ending(request: _Request, results: list[TrainingResult]) -> int:
+def _ending(request: _Request, results: list[TrainingResult], started_here: bool, allow_missing: bool) -> int:
     """Print how the runs ended if they did not complete. Return the exit code."""
     saved = f"; results so far are in {request.folder}" if request.folder is not None else ""
     code = 0
@@ -207,6 +208,15 @@ def _ending(request: _Request, results: list[TrainingResult]) -> int:
             if status.state == DONE and status.error:
                 print(f"gossamer: {status.error}", file=sys.stderr)
                 code = 2
+        missing = {rank for status in result.status if status.state == DONE for rank in status.missing}
+        if started_here:
+            # Their processes have ended, and that was said. Elsewhere they may train on.
+            missing -= set(result.gone)
+        if missing and not result.interrupted:
+            where = f"{result.method}: the final model is without {name_ranks(sorted(missing))}"
+            hint = "" if allow_missing else "; --allow-missing accepts that"
+            print(f"gossamer: {where}{hint}", file=sys.stderr)
+            code = code if allow_missing else 1
         if result.failed:
             print(f"gossamer: {result.method}: {result.failed}{saved if result.begun else ''}", file=sys.stderr)
             code = 1

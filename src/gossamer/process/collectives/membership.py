@@ -6,7 +6,8 @@ A membership has *generations*. The members of a generation are agreed on once, 
 2. Every worker polls for requests in the background and marks itself present in the new generation.
 3. Once every worker is present, dead or done, the lowest rank that is still there publishes the list of members.
 4. The members form groups among themselves and connect, each on first use.
-5. Members that are behind the others take over the state of one that is not (``state_transfer``).
+5. Members that are behind the others take over the state of one that is not (``state_transfer``). Those that were
+   trained separately, on two sides of a partition, are averaged (``merging``).
 
 A collective over a group of workers runs among those of the group that are members. One that was in flight when its
 generation ended is void: the step that waited for it is repeated (``StepRetry``), one in the background is dropped
@@ -27,7 +28,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from gossamer.errors import MethodError
-from gossamer.process.collectives import group_builder
+from gossamer.process.collectives import group_builder, merging
 from gossamer.process.collectives.call import Call, Waits, mismatch
 from gossamer.process.collectives.generations import Generations
 from gossamer.process.collectives.group_builder import GroupBuilder
@@ -35,6 +36,7 @@ from gossamer.process.collectives.peer_group import PeerGroup, Pending
 from gossamer.process.collectives.state_transfer import TransferableState, transfer_state
 from gossamer.process.deadline import Deadline
 from gossamer.process.lifecycle import TrainingEnded
+from gossamer.process.membership.lineage import Head
 from gossamer.process.store.heartbeats import Heartbeats
 from gossamer.process.store.parsing import Refusals
 
@@ -341,22 +343,36 @@ class Membership:
             wait(group.exchange(sent, received, to=partners[own], source=partners[own]))
             return tensor
 
-        def broadcast(tensor: Tensor) -> Tensor:
+        def broadcast(tensor: Tensor, index: int | None = None) -> Tensor:
             tensor = tensor.contiguous()
-            wait(group.broadcast([tensor], sources[0]))
+            wait(group.broadcast([tensor], sources[0] if index is None else index))
             return tensor
 
-        position = torch.tensor([state.position(channel)])
-        positions = [torch.zeros_like(position) for _ in self.members]
-        wait(group.allgather([positions], [position]))
-        steps = [int(each) for each in positions]
+        def gather(tensor: Tensor) -> list[Tensor]:
+            gathered = [torch.zeros_like(tensor) for _ in self.members]
+            wait(group.allgather([gathered], [tensor]))
+            return gathered
+
+        steps = [int(each) for each in gather(torch.tensor([state.position(channel)]))]
         newest = max(steps)
-        if self.generation > 0:
-            state.on_membership_change()
         own, ranks = group.rank(), range(len(steps))
         # At the start of a run nobody has a state: all take that of the first member.
         sources = [index for index in ranks if steps[index] == newest] if newest >= 0 else [0]
+        heads: tuple[Head, ...] = ()
+        if state.lockstep:
+            lineage = None if steps[own] < 0 else state.lineage or merging.ROOT
+            standings = merging.exchange_standings(gather, merging.Standing(lineage, state.checksum()))
+            heads = merging.heads_of(standings)
+            sources = list(heads[0].ranks) if heads else [0]
+        if self.generation > 0:
+            state.on_membership_change()
         behind = [index for index in ranks if index not in sources]
+        name = merging.generation_id(self.generation, self.members)
+        if len(heads) > 1:
+            merging.merge_states(broadcast, state, merging.parts_of(heads, standings), own)
+            state.lineage = merging.merged_lineage(heads, name, len(self.members))
+            state.on_merge(merging.describe(heads, self.members))
+            return
         if len(behind) <= len(sources):
             # Few are behind, such as a worker that came back: the others need not wait for it.
             partners = {**dict(zip(sources, behind, strict=False)), **dict(zip(behind, sources, strict=False))}
@@ -364,6 +380,8 @@ class Membership:
                 transfer_state(send, state, sends=own in sources, takes=own in behind)
         else:
             transfer_state(broadcast, state, sends=own == sources[0], takes=own in behind)
+        if state.lockstep:
+            state.lineage = merging.merged_lineage(heads, name, len(self.members))
 
     # Closing
 

@@ -12,6 +12,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from gossamer.process.membership.lineage import Lineage
+
 MAX_HEADER_BYTES = 1 << 24
 
 
@@ -20,6 +22,19 @@ class TransferableState(Protocol):
 
     def position(self, channel: str) -> int:
         """Return the step of this worker, as the thread that uses ``channel`` sees it; −1 if it has no state yet."""
+
+    lineage: Lineage | None
+    """Which steps are in the model, if all members are in lockstep."""
+
+    @property
+    def lockstep(self) -> bool:
+        """Whether all members make the same steps, so that models that were trained separately must be merged."""
+
+    def checksum(self) -> float:
+        """Return a number that tells different weights apart."""
+
+    def on_merge(self, text: str) -> None:
+        """The models of workers that trained separately were averaged."""
 
     def export_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the whole state: tensors in host memory, and the rest as JSON data."""
@@ -36,7 +51,17 @@ def transfer_state(move: Callable[[Tensor], Tensor], state: TransferableState, s
 
     ``move(tensor)`` sends the tensor, or receives one of the same shape and dtype into it, and returns it.
     """
-    tensors, rest = state.export_state() if sends else ({}, {})
+    tensors, rest = move_state(move, state.export_state() if sends else None)
+    if takes:
+        state.import_state(tensors, rest)
+
+
+def move_state(
+    move: Callable[[Tensor], Tensor], exported: tuple[dict[str, Tensor], dict[str, Any]] | None
+) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Return the state that was moved. ``exported``: that of the member that sends it; ``None`` on the others."""
+    sends = exported is not None
+    tensors, rest = exported or ({}, {})
     header = _header(tensors, rest)
     length = int(move(torch.tensor([len(header)])))
     if not 0 < length <= MAX_HEADER_BYTES:
@@ -46,8 +71,7 @@ def transfer_state(move: Callable[[Tensor], Tensor], state: TransferableState, s
     for name, (shape, dtype) in layout["tensors"].items():
         tensor = tensors[name] if sends else torch.empty(shape, dtype=getattr(torch, dtype))
         tensors[name] = move(tensor) if tensor.numel() else tensor
-    if takes:
-        state.import_state(tensors, layout["rest"])
+    return tensors, layout["rest"]
 
 
 def _header(tensors: dict[str, Tensor], rest: dict[str, Any]) -> bytes:

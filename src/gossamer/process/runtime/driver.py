@@ -22,12 +22,14 @@ from gossamer.process.collectives.membership import BACKGROUND, FOREGROUND, Comm
 from gossamer.process.lifecycle import Phase, TrainingEnded
 from gossamer.process.runtime.effect_handler import EffectHandler
 from gossamer.process.runtime.optimizer_watch import OptimizerWatch
+from gossamer.process.runtime.partition_policy import PartitionPolicy
 from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.worker_state import WorkerState
 
 
 class Driver:
-    def __init__(self, state: WorkerState, effects: EffectHandler) -> None:
+    def __init__(self, state: WorkerState, effects: EffectHandler, policy: PartitionPolicy) -> None:
+        self._policy = policy
         self.state, self.effects, self.method, self.worker = state, effects, state.method, state.worker
         self.flat_model, self.lock, self.staging = state.flat_model, state.lock, state.staging
         self.lifecycle, self.metrics, self.recorder = state.lifecycle, state.metrics, state.worker.recorder
@@ -58,6 +60,7 @@ class Driver:
         self.raise_background_error()
         self.state.check_may_step()
         self._optimizer_watch.before_step()
+        self.metrics.idle_s += self._policy.wait()
         self.staging.note_training_stream()
         with self.lock:
             if self.state.watch.before_step(self.begun) and not self.begun:
@@ -95,8 +98,12 @@ class Driver:
         self.flat_model.leave_step()
         if not self._void:
             self.worker.count_step()
+            train = self.effects.groups.train
+            self.state.count_step(train.generation, train.members)
             self.metrics.steps += 1
             self.state.history.add_step(time.monotonic(), self.metrics.idle_s)
+        else:
+            self.metrics.repeated += 1
         self.lock.release()
         ended = time.monotonic()
         if not self._void:

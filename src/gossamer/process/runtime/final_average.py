@@ -15,6 +15,7 @@ from gossamer.process.collectives.call import Call
 from gossamer.process.collectives.membership import FOREGROUND, StepRetry
 from gossamer.process.events import EventKind
 from gossamer.process.lifecycle import TrainingEnded
+from gossamer.process.runtime.join_facts import name_ranks
 from gossamer.process.runtime.model_average import (
     COUNTS,
     EXCLUDED,
@@ -47,6 +48,15 @@ class FinalAverage:
         if len(self.runtime.everybody) > 1 and self.of.members == [self.rank]:
             text = "no other worker is left to average with: the final model is this worker's own"
             self.runtime.state.events.add(EventKind.NOT_AVERAGED, text)
+        self._say_missing()
+
+    def _say_missing(self) -> None:
+        """Say which workers are not in the average. They may train on, on the other side of a partition."""
+        members = self.of.members or [self.rank]
+        self.runtime.missing = missing = [rank for rank in self.runtime.everybody if rank not in members]
+        if missing:
+            text = f"the final model is without {name_ranks(missing)}: died, left or cannot be reached"
+            self.runtime.state.events.add(EventKind.MISSING, text, missing[0])
 
     def _take_unseen_weights(self) -> None:
         """Average the weights that the model has, if it was trained without a step that this worker saw.

@@ -57,6 +57,11 @@ class Swarm:
         over. Each event has a time, a rank and a kind; ``str(event)`` is a line of text."""
         return self._runtime.state.events
 
+    @property
+    def missing(self) -> list[int]:
+        """After ``finish``: workers that are not in the final average. They died, left or could not be reached."""
+        return self._runtime.missing
+
     def metrics(self) -> Metrics:
         """Return this worker's counters: steps, exchanges, bytes sent, seconds waited, consensus, peers alive."""
         runtime = self._runtime

@@ -31,6 +31,7 @@ from gossamer.process.runtime.flat_model import FlatModel
 from gossamer.process.runtime.handshake import Handshake
 from gossamer.process.runtime.join_checks import register
 from gossamer.process.runtime.join_facts import find_facts, name_ranks
+from gossamer.process.runtime.partition_policy import CONTINUE, PartitionPolicy
 from gossamer.process.runtime.peer_watch import PeerWatch
 from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.staging import Staging
@@ -72,11 +73,13 @@ class WorkerRuntime:
         timeout_s: float = START_TIMEOUT_S,
         has_output: bool = False,
         replica: Agreement | None = None,
+        partition: str = CONTINUE,
     ) -> None:
         """Join the other workers; returns when all of them have joined.
 
         ``codec``: how models travel. ``timeout_s``: how long to wait for the others. ``has_output``: this worker
-        reports to a run folder or a tracker. ``replica``: this worker is a rank of one.
+        reports to a run folder or a tracker. ``replica``: this worker is a rank of one. ``partition``: what to do
+        without the others.
         """
         self.method, self.rank = method, rank_info.rank
         self.everybody = range(topology.workers)
@@ -138,7 +141,10 @@ class WorkerRuntime:
         self.exchanges = PairwiseExchanges(self.state, neighbours, listener, self.heartbeats, links)
         handler = EffectHandler if replica is None else ReplicaEffectHandler
         self.effects = handler(self.state, self.groups, self.exchanges, encoded)
-        self.driver = Driver(self.state, self.effects)
+        policy = PartitionPolicy(partition, self.everybody, self.heartbeats, events, self.lifecycle)
+        self.driver = Driver(self.state, self.effects, policy)
+        self.missing: list[int] = []
+        """Workers that are not in the final average."""
         self._turns = itertools.cycle(self.everybody)
         self._heartbeat_thread = HeartbeatThread(self.heartbeats, self._poll, self._watch)
         try:

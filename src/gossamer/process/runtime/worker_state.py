@@ -17,8 +17,10 @@ from gossamer.errors import InputError
 from gossamer.flat import as_part_of, local_part
 from gossamer.methods import Method
 from gossamer.process.collectives.membership import FOREGROUND, CommAborted
+from gossamer.process.collectives.merging import ROOT, generation_id
 from gossamer.process.events import EventKind, Events
 from gossamer.process.lifecycle import Lifecycle
+from gossamer.process.membership.lineage import Lineage
 from gossamer.process.metrics import Metrics
 from gossamer.process.replica.agreement import Agreement
 from gossamer.process.runtime.flat_model import FlatModel, plain_name
@@ -54,6 +56,8 @@ class WorkerState:
         self.averaging = False
         """The model shows the mean of all workers: inside ``Swarm.averaged``."""
         self._process_id = os.getpid()
+        self.lineage: Lineage | None = None
+        """Which steps are in this worker's model, if the workers are in lockstep."""
         self.events = Events(worker.rank)
         self.watch = WeightWatch(flat_model, self.events)
         self.history = StepHistory()
@@ -83,6 +87,22 @@ class WorkerState:
             return -1
         # A membership that the background rebuilds has no step that could be void, so nobody in it is behind.
         return self.worker.step if channel == FOREGROUND else 0
+
+    @property
+    def lockstep(self) -> bool:
+        return self.method.lockstep
+
+    def checksum(self) -> float:
+        return float(self.flat_model.x.double().sum())
+
+    def count_step(self, generation: int, members: list[int]) -> None:
+        """Note that a step was made among these members."""
+        if self.method.lockstep and members:
+            name = generation_id(generation, members)
+            self.lineage = (self.lineage or ROOT).after_step(name, len(members))
+
+    def on_merge(self, text: str) -> None:
+        self.events.add(EventKind.MERGED, text)
 
     def export_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with self.lock, self.staging.on_training_stream():

@@ -1,0 +1,138 @@
+"""Models that were trained separately, on the two sides of a partition, are averaged when the sides meet again.
+
+Each worker in lockstep knows which steps are in its model (``membership/lineage.py``). When the members of a new
+generation compare them, a model that is behind another is replaced by it. Models of which none is behind the other are
+averaged, each side by the work that only it has done.
+"""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from gossamer.process.collectives.state_transfer import TransferableState, move_state
+from gossamer.process.membership.lineage import Head, Lineage, Steps, ViewId, find_heads, merge
+
+MAX_TEXT_BYTES = 1 << 20
+
+ROOT = Lineage(0, ViewId(0, 0, 0), (Steps(ViewId(0, 0, 0), 0, 0),))
+"""The model with which a run begins."""
+
+
+class Standing(NamedTuple):
+    """What a member says about its model."""
+
+    lineage: Lineage | None
+    """``None``: it has no model of this run."""
+    checksum: float
+    """Of its weights: whether members at the same step have the same."""
+
+
+class Part(NamedTuple):
+    """A model that goes into the average: who sends it, how much it counts."""
+
+    member: int
+    weight: float
+
+
+def generation_id(generation: int, members: Sequence[int]) -> ViewId:
+    """Return the name of a generation. Two sides of a partition use the same number, with other members."""
+    return ViewId(generation, members[0], zlib.crc32(json.dumps(list(members)).encode()))
+
+
+def exchange_standings(gather: Callable[[Tensor], list[Tensor]], own: Standing) -> list[Standing]:
+    """Return what all members say. ``gather(tensor)``: the tensors of all members, which have the same shape."""
+    text = json.dumps(own).encode()
+    lengths = [int(length) for length in gather(torch.tensor([len(text)]))]
+    if not 0 < max(lengths) <= MAX_TEXT_BYTES:
+        raise RuntimeError(f"what a member says about its model has {max(lengths)} bytes")
+    padded = torch.zeros(max(lengths), dtype=torch.uint8)
+    padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    rows = gather(padded)
+    return [_parse(bytes(row[:length].tolist())) for row, length in zip(rows, lengths, strict=True)]
+
+
+def _parse(text: bytes) -> Standing:
+    try:
+        lineage, checksum = json.loads(text)
+        if lineage is not None:
+            step, head, parts = lineage
+            parts = tuple(Steps(_view(view), int(made), int(workers)) for view, made, workers in parts)
+            lineage = Lineage(int(step), _view(head), parts)
+        return Standing(lineage, float(checksum))
+    except (ValueError, TypeError) as error:
+        raise RuntimeError(f"what a member says about its model cannot be read: {error}") from None
+
+
+def _view(row: Any) -> ViewId:
+    number, leader, process = row
+    return ViewId(int(number), int(leader), int(process))
+
+
+def heads_of(standings: Sequence[Standing]) -> tuple[Head, ...]:
+    """Return the models that are behind no other, by index of the member; empty if nobody has one."""
+    models = {index: standing.lineage for index, standing in enumerate(standings) if standing.lineage is not None}
+    return find_heads(models) if models else ()
+
+
+def parts_of(heads: Sequence[Head], standings: Sequence[Standing]) -> list[Part]:
+    """Return whose models are averaged: one of each side, or all of a side whose members have different ones."""
+    parts = []
+    for head in heads:
+        same = len({standings[index].checksum for index in head.ranks}) == 1
+        senders = head.ranks[:1] if same else head.ranks
+        parts += [Part(index, head.weight / len(senders)) for index in senders]
+    return parts
+
+
+def merge_states(
+    broadcast: Callable[[Tensor, int], Tensor], state: TransferableState, parts: Sequence[Part], own: int
+) -> None:
+    """Replace the model of every member by the average. ``broadcast(tensor, index)``: that of member ``index``.
+
+    Every member adds up the same numbers in the same order, so all get the same to the bit. What cannot be averaged,
+    such as counters, is that of the first part.
+    """
+    exported = state.export_state() if any(part.member == own for part in parts) else None
+    merged: dict[str, Tensor] = {}
+    rest: dict[str, Any] = {}
+    for number, part in enumerate(parts):
+        tensors, theirs = move_state(
+            lambda tensor, index=part.member: broadcast(tensor, index),  # type: ignore[misc]
+            exported if part.member == own else None,
+        )
+        if number == 0:
+            merged, rest = {name: tensor.clone() for name, tensor in tensors.items()}, theirs
+            for tensor in filter(_is_averaged, merged.values()):
+                tensor.mul_(part.weight)
+            continue
+        rest["step"] = max(rest["step"], theirs["step"])
+        for name, tensor in tensors.items():
+            if name in merged and merged[name].shape == tensor.shape and _is_averaged(merged[name]):
+                merged[name].add_(tensor, alpha=part.weight)
+    state.import_state(merged, rest)
+
+
+def _is_averaged(tensor: Tensor) -> bool:
+    """Whether a tensor is averaged. Counts of steps have no dimension."""
+    return tensor.is_floating_point() and tensor.dim() > 0
+
+
+def describe(heads: Sequence[Head], members: Sequence[int]) -> str:
+    """Return what happened, for people."""
+
+    def side(head: Head) -> str:
+        ranks = [members[index] for index in head.ranks]
+        return f"{head.weight:.0%} of worker{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+    return "workers that trained separately were averaged: " + ", ".join(map(side, heads))
+
+
+def merged_lineage(heads: Sequence[Head], generation: ViewId, workers: int) -> Lineage:
+    """Return the lineage of every member afterwards."""
+    return merge(heads, generation, workers) if heads else ROOT

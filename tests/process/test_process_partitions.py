@@ -1,0 +1,110 @@
+"""Workers that cannot reach each other for a while: both sides train on and are averaged, or the smaller one waits."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import partition_script
+import pytest
+from real_workers import RealWorker, RealWorkers, Report
+
+from hosts import Hosts, Unavailable
+
+pytestmark = pytest.mark.timeout(280)
+
+LIMIT_S = 120.0
+
+
+@pytest.fixture
+def hosts() -> Iterator[Hosts]:
+    try:
+        with Hosts(3) as made:
+            yield made
+    except Unavailable as why:
+        pytest.skip(str(why))
+
+
+def workers_on(hosts: Hosts, tmp_path: Path, method: str, **order: object) -> RealWorkers:
+    environment = {"MASTER_ADDR": hosts.address(0), "GLOO_SOCKET_IFNAME": "eth0"}
+    order.setdefault("steps", 1_000_000)
+    order.setdefault("until", tmp_path / "enough")
+    spaces = [hosts.name(host) for host in range(3)]
+    return RealWorkers(3, script=partition_script.train, environment=environment, method=method, spaces=spaces, **order)
+
+
+def steps_more(workers: RealWorkers, ranks: tuple[int, ...], number: int) -> None:
+    """Wait until each of these has made that many more steps."""
+    for rank in ranks:
+        worker = workers[rank]
+        while worker.waiting():
+            worker.next()
+        reached = worker.until(lambda report: report["at"] == "step", LIMIT_S)["step"]
+        worker.until(lambda report: report["at"] == "step" and report["step"] >= reached + number, LIMIT_S)  # noqa: B023
+
+
+def until_silent(worker: RealWorker, silence_s: float = 4.0) -> None:
+    """Wait until a worker makes no more steps."""
+    until = time.monotonic() + LIMIT_S
+    while worker.waiting(silence_s):
+        assert time.monotonic() < until
+        worker.next()
+
+
+def finished(workers: RealWorkers) -> list[Report]:
+    return [worker.at("finished", LIMIT_S) for worker in workers]
+
+
+@pytest.mark.parametrize("method", ["allreduce", "overlap"])
+def test_both_sides_of_a_partition_are_averaged(hosts: Hosts, tmp_path: Path, method: str) -> None:
+    with workers_on(hosts, tmp_path, method) as workers:
+        for worker in workers:
+            worker.at("joined", LIMIT_S)
+            worker.step(20)
+        hosts.isolate(2)
+        # The one that is cut off, and the others, each train on.
+        steps_more(workers, (2, 0, 1), 40)
+        hosts.reconnect(2)
+        time.sleep(8.0)
+        steps_more(workers, (0, 1, 2), 20)
+        (tmp_path / "enough").touch()
+        ends = finished(workers)
+    assert ends[0]["weights"] == ends[1]["weights"] == ends[2]["weights"]
+    assert all(end["missing"] == [] and end["accuracy"] > 0.95 for end in ends)
+    for end in ends:
+        (merged,) = [event for event in end["events"] if "trained separately" in event]
+        assert "worker 2" in merged
+        assert "workers 0, 1" in merged
+
+
+def test_the_end_in_a_partition_is_said(hosts: Hosts, tmp_path: Path) -> None:
+    with workers_on(hosts, tmp_path, "allreduce", steps=60) as workers:
+        for worker in workers:
+            worker.at("joined", LIMIT_S)
+            worker.step(20)
+        hosts.isolate(2)
+        ends = finished(workers)
+    assert [end["missing"] for end in ends] == [[2], [2], [0, 1]]
+    for end in ends:
+        assert any("the final model is without" in event for event in end["events"]), end["events"]
+
+
+@pytest.mark.parametrize("method", ["allreduce", "a2cid2"])
+def test_the_smaller_side_waits(hosts: Hosts, tmp_path: Path, method: str) -> None:
+    with workers_on(hosts, tmp_path, method, settings={"partition": "majority"}) as workers:
+        for worker in workers:
+            worker.at("joined", LIMIT_S)
+            worker.step(20)
+        hosts.isolate(2)
+        until_silent(workers[2])
+        steps_more(workers, (0, 1), 40)
+        assert not workers[2].waiting()
+        hosts.reconnect(2)
+        steps_more(workers, (0, 1, 2), 20)
+        (tmp_path / "enough").touch()
+        ends = finished(workers)
+    assert ends[0]["weights"] == ends[1]["weights"] == ends[2]["weights"]
+    assert any("training pauses" in event for event in ends[2]["events"])
+    assert any("training goes on" in event for event in ends[2]["events"])
+    assert not any("training pauses" in event for end in ends[:2] for event in end["events"])
