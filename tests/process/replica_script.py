@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import logging
 import math
 import os
+import runpy
 import signal
+import sys
 import time
 from multiprocessing.connection import Connection
 from typing import Any
@@ -153,3 +157,13 @@ def train(
         "steps": swarm.metrics().steps,
         "events": [str(event) for event in swarm.events],
     }
+
+
+def run_example(rank: int, environment: dict[str, str], order: dict[str, Any], out: Connection) -> None:
+    """Run a script of ``examples/`` and report what it prints."""
+    os.environ.update(environment, RANK=str(rank))
+    sys.argv = [order["example"], *order["arguments"]]
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        runpy.run_path(order["example"], run_name="__main__")
+    out.send({"at": "finished", "printed": printed.getvalue()})

@@ -1,11 +1,13 @@
 """Replicas: workers of several ranks with DDP, FSDP2 or tensor parallel inside."""
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
 from real_workers import RealWorkers
-from replica_script import run
+from replica_script import run, run_example
 
 from gossamer.process.store.rank_info import free_port
 
@@ -141,3 +143,27 @@ def test_a_mean_that_only_one_shard_completed_counts_for_none(dying):
         assert torch.equal(weights(reports[0]), weights(reports[1]))
         voids = [sum(report["at"] == "step" for report in ranks[rank].reports) - 8 for rank in (0, 1)]
         assert voids == [1, 1]
+
+
+LLM = Path(__file__).parents[2] / "examples" / "llm.py"
+
+
+@pytest.mark.timeout(300)
+def test_the_llm_example_trains_and_resumes_where_it_was(tmp_path):
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{number} times {number} is {number**2}.\n" for number in range(400)))
+    small = ("--layers", "1", "--width", "32", "--heads", "2", "--context", "16", "--period", "4")
+
+    def held_out(steps, *options):
+        arguments = [str(text), *small, "--steps", str(steps), *options]
+        with RealWorkers(2, script=run_example, example=str(LLM), arguments=arguments) as ranks:
+            printed = "".join(report["printed"] for report in ranks.finished())
+        losses = re.findall(r"rank \d: loss on held-out text ([0-9.]+)", printed)
+        assert len(losses) == 2
+        assert losses[0] == losses[1]
+        return float(losses[0])
+
+    # The average that is started after step 8 arrives after step 9: the checkpoint has it in flight.
+    options = ("--checkpoint", str(tmp_path / "checkpoint"))
+    assert held_out(8, *options) < 5.5  # as good as knowing nothing
+    assert held_out(12, *options) == held_out(12)
