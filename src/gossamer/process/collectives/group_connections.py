@@ -18,8 +18,8 @@ CHECK_S = 0.05
 """How often a member that waits for a connection checks whether its group was closed."""
 
 BUFFER_BYTES = 1 << 22
-"""Of the kernel, for each direction of a connection: the more fits in, the less often members wait for each other's turn
-on a busy machine."""
+"""Of the kernel, for each direction of a connection: the more fits in, the less often members wait for each
+other's turn on a busy machine."""
 
 MAX_PARKED = 1024
 """Connections that came before this worker knew their group; one more closes the oldest."""
