@@ -159,8 +159,10 @@ class PeerGroup:
             flows_by_member[member] = Flow(self._connections[member])
         return flows_by_member[member]
 
-    def _run(self, by_member: dict[int, Flow], deadline: float) -> None:
-        flows.run(list(by_member.values()), deadline, self._check)
+    def _run(self, by_member: dict[int, Flow], deadline: float, num_bytes: int, first: int | None = None) -> None:
+        """``first``: the member whose message is received first."""
+        ordered = sorted(by_member, key=lambda member: member != first)
+        flows.run([by_member[member] for member in ordered], deadline, self._check, num_bytes)
 
     def _check(self) -> None:
         if self.abandoned():
@@ -183,7 +185,7 @@ class PeerGroup:
                 flow.outgoing.extend((head, *filter(len, sends[member])))
             if member in receives:
                 flow.incoming = _headed(receives[member], kind, member, part_bytes)
-        self._run(by_member, deadline)
+        self._run(by_member, deadline, part_bytes)
 
     def _around(
         self, kind: int, outgoing: deque[memoryview], incoming: Incoming, part_bytes: int, deadline: float
@@ -196,7 +198,7 @@ class PeerGroup:
         outgoing.appendleft(memoryview(_HEAD.pack(kind, part_bytes)))
         by_member[following].outgoing = outgoing
         by_member[preceding].incoming = _headed(incoming, kind, preceding, part_bytes)
-        self._run(by_member, deadline)
+        self._run(by_member, deadline, part_bytes)
 
     def _ring_reduce(self, tensor: Tensor, deadline: float) -> None:
         rank, size = self._rank, self._size
@@ -322,7 +324,9 @@ class PeerGroup:
                 by_member[source].incoming = vector()
             if sent is not None:
                 by_member[to].incoming = receipt()
-        self._run(by_member, deadline)
+        num_bytes = max(0 if tensor is None else tensor.nbytes for tensor in (sent, received))
+        # In a ring of members that all waited for the receipt first, nobody would receive a vector.
+        self._run(by_member, deadline, num_bytes, first=source)
         if received_words is not None:
             received_words[:] = _WORDS.unpack(their_words)
 

@@ -7,6 +7,7 @@ import os
 import select
 import socket
 import ssl
+import struct
 import threading
 import time
 import weakref
@@ -19,6 +20,12 @@ from gossamer.process.net.identity import Identity
 
 Address = tuple[str, int]
 Buffer = bytes | bytearray | memoryview
+
+BULK_WAIT_S = 0.25
+"""How long a call for bulk blocks at most."""
+
+_BULK_TIMEOUT = struct.pack("ll", 0, int(BULK_WAIT_S * 1e6))
+"""The same as a ``struct timeval``."""
 
 MAX_VECTORS = 64
 """So many buffers go out with one system call."""
@@ -71,6 +78,11 @@ class Connection:
     def greeted(self, peer: Greeted) -> None:
         """Note who the other end has proved to be."""
         self.peer_rank, self.peer_incarnation = peer.rank, peer.incarnation
+        if not self.is_tls:
+            # From here on calls of the socket block, unless they say otherwise: see the calls for bulk.
+            for option in (socket.SO_RCVTIMEO, socket.SO_SNDTIMEO):
+                self.socket.setsockopt(socket.SOL_SOCKET, option, _BULK_TIMEOUT)
+            os.set_blocking(self.socket.fileno(), True)
 
     @property
     def closed(self) -> bool:
@@ -127,11 +139,30 @@ class Connection:
         with self.in_use():
             return self._receive_some(memoryview(buffer).cast("B"))
 
+    # For bulk, without TLS: a call blocks until all is done, without the interpreter's lock, for a limited time
+
+    def send_bulk(self, view: memoryview) -> int:
+        """Send a buffer; return how much of it was sent, which is less only if the time was up."""
+        try:
+            return self.socket.send(view)
+        except _WOULD_BLOCK:
+            return 0
+
+    def receive_bulk(self, view: memoryview) -> int:
+        """Fill a buffer; return how much of it was received, which is less only if the time was up."""
+        try:
+            received = self.socket.recv_into(view, 0, socket.MSG_WAITALL)
+        except _WOULD_BLOCK:
+            return 0
+        if received == 0:
+            raise ConnectionError("the other end has closed the connection")
+        return received
+
     def has_heard(self) -> bool:
         """Return whether bytes of the other end are waiting to be read."""
         try:
             # Of the socket itself: an SSLSocket cannot peek.
-            return bool(socket.socket.recv(self.socket, 1, socket.MSG_PEEK))
+            return bool(socket.socket.recv(self.socket, 1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
         except OSError:
             return False
 
@@ -183,7 +214,7 @@ class Connection:
     def _send_some(self, views: list[memoryview]) -> int | None:
         try:
             if not self.is_tls:
-                return self.socket.sendmsg(views[:MAX_VECTORS])
+                return self.socket.sendmsg(views[:MAX_VECTORS], (), socket.MSG_DONTWAIT)
             with self._ssl_lock:
                 return self.socket.send(views[0])
         except _WOULD_BLOCK:
@@ -194,7 +225,7 @@ class Connection:
     def _receive_some(self, view: memoryview) -> int | None:
         try:
             if not self.is_tls:
-                received = self.socket.recv_into(view)
+                received = self.socket.recv_into(view, 0, socket.MSG_DONTWAIT)
             else:
                 with self._ssl_lock:
                     received = self.socket.recv_into(view)

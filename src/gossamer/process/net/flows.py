@@ -1,4 +1,8 @@
-"""Sends and receives over several connections at once, in the thread that calls.
+"""Sends and receives over several connections at once.
+
+Short messages are sent and received in turns by the thread that calls. Long ones take so many system calls in that way
+that the training, which needs the interpreter too, gets in between: each would wait for it. So a second thread sends
+them while the first receives, with calls that block until all is done and hold no lock meanwhile. TLS has no such calls.
 
 What arrives is described by a generator that yields the memory to fill next. Between two yields it may compute, and
 queue more to send: that is how a sum travels around a ring while its next part arrives.
@@ -8,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import select
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -19,6 +24,12 @@ Incoming = Generator[memoryview, None, None]
 """Yields the memory to fill next; its end is the end of what this flow receives."""
 
 CHECK_S = 0.5
+BULK_BYTES = 1 << 19
+"""Vectors from this size on are moved by two threads."""
+
+_IDLE_S = 0.05
+"""How often the sending thread looks for what other threads have queued."""
+
 MAX_BUFFERS = 16
 """So many buffers are offered to one system call."""
 
@@ -31,7 +42,7 @@ class Flow:
     outgoing: deque[memoryview] = field(default_factory=deque)
     """What is to be sent. Other threads may append to it as well."""
     incoming: Incoming | None = None
-    _view: memoryview | None = None
+    view: memoryview | None = None
     """What is to be filled next."""
 
     def advance(self) -> None:
@@ -40,21 +51,26 @@ class Flow:
         try:
             while not (view := next(self.incoming)).nbytes:
                 pass
-            self._view = view
+            self.view = view
         except StopIteration:
-            self.incoming = self._view = None
+            self.incoming = self.view = None
 
     def receive(self) -> bool:
         """Receive what is there; return whether that was something."""
-        if self._view is None:
+        if self.view is None:
             return False
-        received = self.connection.receive_some(self._view)
+        received = self.connection.receive_some(self.view)
         if received is None:
             return False
-        self._view = self._view[received:]
-        if not self._view.nbytes:
-            self.advance()
+        self.filled(received)
         return True
+
+    def filled(self, received: int) -> None:
+        """So many bytes have arrived."""
+        assert self.view is not None
+        self.view = self.view[received:]
+        if not self.view.nbytes:
+            self.advance()
 
     def send(self) -> bool:
         """Send what the kernel takes; return whether that was something."""
@@ -63,7 +79,7 @@ class Flow:
     @property
     def events(self) -> int:
         """What this flow waits for."""
-        return (select.POLLIN if self._view is not None else 0) | (select.POLLOUT if self.outgoing else 0)
+        return (select.POLLIN if self.view is not None else 0) | (select.POLLOUT if self.outgoing else 0)
 
 
 def send_queued(connection: Connection, queue: deque[memoryview]) -> bool:
@@ -79,42 +95,139 @@ def send_queued(connection: Connection, queue: deque[memoryview]) -> bool:
     return True
 
 
-def run(flows: Sequence[Flow], deadline: float, check: Callable[[], None] = lambda: None) -> None:
+def run(flows: Sequence[Flow], deadline: float, check: Callable[[], None] = lambda: None, num_bytes: int = 0) -> None:
     """Move everything; TimeoutError or ConnectionError if that does not succeed. ``deadline``: of ``time.monotonic()``.
 
-    ``check()`` is called now and then while this thread waits, and may raise.
+    ``check()`` is called now and then while this thread waits, and may raise. ``num_bytes``: about how much it is. Of
+    much, what arrives is received flow by flow, in this order.
     """
+    is_bulk = num_bytes >= BULK_BYTES and not any(flow.connection.is_tls for flow in flows)
     with contextlib.ExitStack() as stack:
-        poll = select.poll()
-        watched: dict[int, int] = {}
         for flow in flows:
             # A descriptor that another thread closes may soon be that of another connection.
             stack.enter_context(flow.connection.in_use())
+        (_run_bulk if is_bulk else _run_in_turns)(flows, deadline, check)
+
+
+def _run_bulk(flows: Sequence[Flow], deadline: float, check: Callable[[], None]) -> None:
+    sender = _Sender(flows, deadline)
+    try:
+        for flow in flows:
             if flow.incoming is not None:
                 flow.advance()
-        while True:
-            moved = True
-            while moved:
-                moved = False
-                for flow in flows:
-                    # First what arrives: it may make room at the other end.
-                    moved |= flow.receive()
-                    moved |= flow.send()
-            wanted: dict[int, int] = {}
-            for flow in flows:
-                if flow.events:
-                    descriptor = flow.connection.fileno()
-                    wanted[descriptor] = wanted.get(descriptor, 0) | flow.events
-            if not wanted:
-                return
-            for descriptor in watched.keys() - wanted.keys():
-                poll.unregister(descriptor)
-            for descriptor, events in wanted.items():
-                if watched.get(descriptor) != events:
-                    poll.register(descriptor, events)
-            watched = wanted
-            left_s = deadline - time.monotonic()
-            if left_s <= 0:
-                raise TimeoutError("the other end did not answer in time")
-            if not poll.poll(min(left_s, CHECK_S) * 1000):
+            while flow.view is not None:
+                received = flow.connection.receive_bulk(flow.view)
+                if received:
+                    flow.filled(received)
+                    sender.wake()
+                    continue
+                sender.check()
                 check()
+                if time.monotonic() > deadline:
+                    raise TimeoutError("the other end did not answer in time")
+        sender.finish(check)
+    except BaseException:
+        sender.stop()
+        raise
+
+
+class _Sender:
+    """A thread that sends what the flows have queued."""
+
+    def __init__(self, flows: Sequence[Flow], deadline: float) -> None:
+        self._flows, self._deadline = flows, deadline
+        self._changed = threading.Condition()
+        self._last = self._stopped = False
+        """``_last``: nothing more will be queued."""
+        self._error: OSError | None = None
+        self._thread = threading.Thread(target=self._run, name="gossamer-send", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        try:
+            while True:
+                last = self._last
+                for flow in self._flows:
+                    while flow.outgoing:
+                        if self._stopped:
+                            return
+                        self._send(flow)
+                if last:
+                    return
+                with self._changed:
+                    if not self._last and not any(flow.outgoing for flow in self._flows):
+                        self._changed.wait(_IDLE_S)
+        except OSError as error:
+            self._error = error
+
+    def _send(self, flow: Flow) -> None:
+        view = flow.outgoing[0]
+        sent = flow.connection.send_bulk(view)
+        if sent == view.nbytes:
+            flow.outgoing.popleft()
+        elif sent:
+            flow.outgoing[0] = view[sent:]
+        elif time.monotonic() > self._deadline:
+            raise TimeoutError("the other end did not answer in time")
+
+    def wake(self) -> None:
+        """Something may have been queued."""
+        with self._changed:
+            self._changed.notify()
+
+    def check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    def finish(self, check: Callable[[], None]) -> None:
+        """Wait until everything is sent."""
+        with self._changed:
+            self._last = True
+            self._changed.notify()
+        while self._thread.is_alive():
+            self._thread.join(CHECK_S)
+            if self._thread.is_alive():
+                check()
+        self.check()
+
+    def stop(self) -> None:
+        """Send nothing more. What is being sent ends within a moment: who fails closes the connection."""
+        self._stopped = True
+        with self._changed:
+            self._last = True
+            self._changed.notify()
+        self._thread.join()
+
+
+def _run_in_turns(flows: Sequence[Flow], deadline: float, check: Callable[[], None]) -> None:
+    poll = select.poll()
+    watched: dict[int, int] = {}
+    for flow in flows:
+        if flow.incoming is not None:
+            flow.advance()
+    while True:
+        moved = True
+        while moved:
+            moved = False
+            for flow in flows:
+                # First what arrives: it may make room at the other end.
+                moved |= flow.receive()
+                moved |= flow.send()
+        wanted: dict[int, int] = {}
+        for flow in flows:
+            if flow.events:
+                descriptor = flow.connection.fileno()
+                wanted[descriptor] = wanted.get(descriptor, 0) | flow.events
+        if not wanted:
+            return
+        for descriptor in watched.keys() - wanted.keys():
+            poll.unregister(descriptor)
+        for descriptor, events in wanted.items():
+            if watched.get(descriptor) != events:
+                poll.register(descriptor, events)
+        watched = wanted
+        left_s = deadline - time.monotonic()
+        if left_s <= 0:
+            raise TimeoutError("the other end did not answer in time")
+        if not poll.poll(min(left_s, CHECK_S) * 1000):
+            check()

@@ -277,7 +277,8 @@ class _Exchange:
             words = struct.pack(f"<{len(self._words)}d", *self._words)
             header = _frame(_VECTOR, self._sent.nbytes, len(self._words), round(self._timeout_s * 1e6))
             edge.queue(header, memoryview(words), view(self._sent))
-        flows.run([edge.flow(self._incoming())], self._until)
+        num_bytes = max(0 if vector is None else vector.nbytes for vector in (self._sent, self._received))
+        flows.run([edge.flow(self._incoming())], self._until, num_bytes=num_bytes)
 
     def _incoming(self) -> Incoming:
         edge, both = self._edge, self._sent is not None and self._received is not None
