@@ -1,8 +1,8 @@
 """Sends and receives over several connections at once.
 
-Short messages are sent and received in turns by the thread that calls. Long ones take so many system calls in that way
-that the training, which needs the interpreter too, gets in between: each would wait for it. So a second thread sends
-them while the first receives, with calls that block until all is done and hold no lock meanwhile. TLS has no such calls.
+Short messages are sent and received in turns by the thread that calls. Long ones take many system calls in that way,
+and after each the thread waits for the interpreter, which the training needs too. So a second thread sends them while
+the first receives, with calls that block until all is done and hold no lock meanwhile. TLS has no such calls.
 
 What arrives is described by a generator that yields the memory to fill next. Between two yields it may compute, and
 queue more to send: that is how a sum travels around a ring while its next part arrives.
