@@ -21,7 +21,7 @@ LAYERS = (
     | {"topology", "compress", "optim", "recording", "schedules", "userfile", "wire"},
     {"methods", "tasks"},
     {"virtual", "process", "config"},
-    {"plan", "report", "runfolder", "runs", "train", "api", "integrations", "testing"},
+    {"plan", "report", "reproduce", "runfolder", "runs", "train", "api", "integrations", "testing"},
     {"cli", "__main__", ""},
 )
 LAYER = {name: depth for depth, names in enumerate(LAYERS) for name in names}

@@ -16,6 +16,12 @@ from typing import Any
 
 import join_script
 import pytest
+from partitions import (  # noqa: F401
+    hosts,
+    test_both_sides_of_a_partition_are_averaged,
+    test_the_end_in_a_partition_is_said,
+    test_the_smaller_side_waits,
+)
 from real_workers import FORKS, RealWorkers, Report
 from training_script import train
 

@@ -4,6 +4,9 @@ from pathlib import Path
 
 import faults
 import pytest
+from partitions import hosts  # noqa: F401
+
+from hosts import Hosts
 
 
 @pytest.mark.parametrize("method", ["a2cid2", "lasgd"])
@@ -43,6 +46,14 @@ def test_who_connects_and_hangs_up_leaves_nothing_behind(tmp_path: Path) -> None
 
 def test_two_cannot_reach_each_other_for_a_while(tmp_path: Path) -> None:
     faults.test_two_cannot_reach_each_other_for_a_while("a2cid2", 8, tmp_path)
+
+
+def test_both_sides_of_a_partition_are_averaged(hosts: Hosts, tmp_path: Path) -> None:  # noqa: F811
+    faults.test_both_sides_of_a_partition_are_averaged(hosts, tmp_path, "allreduce")
+
+
+def test_the_end_in_a_partition_is_said(hosts: Hosts, tmp_path: Path) -> None:  # noqa: F811
+    faults.test_the_end_in_a_partition_is_said(hosts, tmp_path)
 
 
 def test_ctrl_c() -> None:
