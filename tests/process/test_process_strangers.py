@@ -58,12 +58,12 @@ def test_a_second_rank_0_is_refused(tmp_path: Path) -> None:
         (tmp_path / "enough").touch()
         ends = [worker.at("finished", WITHIN_S) for worker in workers]
     assert "worker 0 of this run is alive already" in why
-    assert undisturbed(ends)
+    assert undisturbed(ends), [end["events"] for end in ends]
 
 
 @pytest.mark.parametrize("given", [{}, {"GOSSAMER_SECRET": "another secret, of the right length"}])
 def test_who_does_not_know_the_secret_does_not_get_in(given: dict[str, str], tmp_path: Path) -> None:
-    order = {"method": "allreduce", "steps": 100_000, "compute_s": 0.01, "until": tmp_path / "enough"}
+    order = {"method": "gossip", "steps": 100_000, "compute_s": 0.01, "until": tmp_path / "enough"}
     environment = {"GOSSAMER_SECRET": "a secret that two workers share"}
     with RealWorkers(2, script=join_script.run, environment=environment, **order) as workers:
         for worker in workers:
@@ -79,7 +79,7 @@ def test_who_does_not_know_the_secret_does_not_get_in(given: dict[str, str], tmp
         ends = [worker.at("finished", WITHIN_S) for worker in workers]
     assert "this worker does not know the secret of this run" in why
     assert ends[0]["weights"] == ends[1]["weights"]
-    assert undisturbed(ends)
+    assert undisturbed(ends), [end["events"] for end in ends]
     refused = [text for kind, text in ends[0]["events"] if kind == "refused"]
     assert len(refused) == 1
     assert "refused a connection from 127.0.0.1: it does not know the secret" in refused[0]
@@ -117,7 +117,7 @@ def test_a_crowd_at_every_port_of_workers_with_tls(tmp_path: Path) -> None:
         (tmp_path / "enough").touch()
         ends = [worker.at("finished", WITHIN_S) for worker in workers]
     assert ends[0]["weights"] == ends[1]["weights"]
-    assert undisturbed(ends)
+    assert undisturbed(ends), [end["events"] for end in ends]
     refused = [text for kind, text in ends[1]["events"] if kind == "refused"]
     assert 1 <= len(refused) <= 4
 
