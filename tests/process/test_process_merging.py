@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gossamer.process.collectives import merging
+from gossamer.process.collectives.lineage import Lineage
 from gossamer.process.collectives.merging import ROOT, Part, Standing, generation_id
-from gossamer.process.membership.lineage import Lineage
 
 
 def after(lineage: Lineage, generation: int, members: list[int], steps: int) -> Lineage:

@@ -32,11 +32,11 @@ from gossamer.process.collectives import group_builder, merging
 from gossamer.process.collectives.call import Call, Waits, mismatch
 from gossamer.process.collectives.generations import Generations
 from gossamer.process.collectives.group_builder import GroupBuilder
+from gossamer.process.collectives.lineage import Head
 from gossamer.process.collectives.peer_group import PeerGroup, Pending
 from gossamer.process.collectives.state_transfer import TransferableState, transfer_state
 from gossamer.process.deadline import Deadline
 from gossamer.process.lifecycle import TrainingEnded
-from gossamer.process.membership.lineage import Head
 from gossamer.process.store.heartbeats import Heartbeats
 from gossamer.process.store.parsing import Refusals
 

@@ -1,6 +1,6 @@
 """Models that were trained separately, on the two sides of a partition, are averaged when the sides meet again.
 
-Each worker in lockstep knows which steps are in its model (``membership/lineage.py``). When the members of a new
+Each worker in lockstep knows which steps are in its model (``lineage``). When the members of a new
 generation compare them, a model that is behind another is replaced by it. Models of which none is behind the other are
 averaged, each side by the work that only it has done.
 """
@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from gossamer.process.collectives.lineage import Head, Lineage, Steps, ViewId, find_heads, merge
 from gossamer.process.collectives.state_transfer import TransferableState, move_state
-from gossamer.process.membership.lineage import Head, Lineage, Steps, ViewId, find_heads, merge
 
 MAX_TEXT_BYTES = 1 << 20
 

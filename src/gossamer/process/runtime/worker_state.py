@@ -16,11 +16,11 @@ from gossamer.effects import Mean, Shifted, Ticket
 from gossamer.errors import InputError
 from gossamer.flat import as_part_of, local_part
 from gossamer.methods import Method
+from gossamer.process.collectives.lineage import Lineage
 from gossamer.process.collectives.membership import FOREGROUND, CommAborted
 from gossamer.process.collectives.merging import ROOT, generation_id
 from gossamer.process.events import EventKind, Events
 from gossamer.process.lifecycle import Lifecycle
-from gossamer.process.membership.lineage import Lineage
 from gossamer.process.metrics import Metrics
 from gossamer.process.replica.agreement import Agreement
 from gossamer.process.runtime.flat_model import FlatModel, plain_name

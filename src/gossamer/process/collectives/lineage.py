@@ -77,11 +77,6 @@ class Lineage(NamedTuple):
         )
 
 
-def first_lineage(view: ViewId, workers: int) -> Lineage:
-    """Return the lineage of the model with which a run begins."""
-    return Lineage(0, view, (Steps(view, 0, workers),))
-
-
 class Head(NamedTuple):
     """A model that is in no other model, and who has it."""
 
