@@ -1,6 +1,8 @@
 """The plan for quality: learning curves, trials, the ranking by the time to a target."""
 
 import math
+import signal
+import threading
 
 import numpy as np
 import pytest
@@ -108,3 +110,17 @@ def test_a_candidate_that_diverges_is_last():
     quality = make_quality_plan(plan_for("inf"), {"task": "digits", "lr": 1e4}, Target("accuracy", 0.9), 5.0)
     assert all(trial.diverged or trial.reached is None for trial in quality.trials)
     assert quality.winner is quality.baseline
+
+
+def test_ctrl_c_ends_the_plan_not_only_a_trial():
+    told = []
+
+    def tell(text):
+        told.append(text)
+        if len(told) == 1:
+            timer.start()
+
+    timer = threading.Timer(0.5, signal.raise_signal, (signal.SIGINT,))
+    with pytest.raises(KeyboardInterrupt):
+        make_quality_plan(plan_for("1gbit/50us"), {"task": "digits"}, Target("accuracy", 0.9999), 60.0, tell)
+    assert len(told) == 1

@@ -247,6 +247,9 @@ def _train(
     make_clock = partial(MeasuredClock, spec, True) if spec.measured or spec.compute.sample_s else None
     with contextlib.suppress(_Enough):
         result = simulate(run, observe, make_clock=make_clock, evaluates_workers=False)
+        if result.interrupted:
+            # A simulation keeps what it has; here, Ctrl-C ends the whole plan.
+            raise KeyboardInterrupt
         trial.diverged = trial.diverged or result.diverged is not None
     trial.wall_s += time.monotonic() - began
 
