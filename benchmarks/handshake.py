@@ -27,8 +27,8 @@ def join_once(rank: int, workers: int, port: int, layers: int, method: str, barr
     from torch import nn
 
     import gossamer
+    from gossamer.process.joining.handshake import Handshake
     from gossamer.process.runtime import worker_runtime
-    from gossamer.process.runtime.handshake import Handshake
 
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(workers), MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
     torch.set_num_threads(1)

@@ -28,13 +28,13 @@ from gossamer.process.net.identity import Identity
 from gossamer.process.net.listener import Listener
 from gossamer.process.net.loop import Loop
 from gossamer.process.net.secret import find_secret
-from gossamer.process.net.store_client import StoreClient
-from gossamer.process.net.store_server import StoreServer
 from gossamer.process.net.tls import find_tls_files, make_tls
 from gossamer.process.store.failover_store import FailoverStore
 from gossamer.process.store.home_store import Home, Host
 from gossamer.process.store.parsing import read_address
 from gossamer.process.store.rank_info import free_port
+from gossamer.process.store.store_client import StoreClient
+from gossamer.process.store.store_server import StoreServer
 from hosts import Hosts, Unavailable
 from tables import table
 

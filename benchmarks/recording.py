@@ -29,7 +29,7 @@ from gossamer.report.document import report_document
 from gossamer.report.page import page
 from gossamer.report.runs import read_run
 from gossamer.results import Point, Spread
-from gossamer.runfolder import RECORDING, RunFolder
+from gossamer.runs.run_folder import RECORDING, RunFolder
 from gossamer.virtual.sim.cluster import Cluster
 from tables import table
 

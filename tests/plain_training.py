@@ -15,10 +15,10 @@ from torch import Tensor, nn
 
 from gossamer.config import Run, resolve
 from gossamer.effects import Update, yields
+from gossamer.loading.method_contract import declared
 from gossamer.methods import METHODS, Method
-from gossamer.methods.contract import declared
 from gossamer.tasks import Batches, Task, partition
-from gossamer.testing.quadratic import DIM, quadratic, recording
+from gossamer.testing.worlds.quadratic import DIM, quadratic, recording
 from gossamer.virtual.sim.cluster import Cluster
 from gossamer.virtual.simulation import SimulationResult, simulate
 

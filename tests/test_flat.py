@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.flat import Flat
+from gossamer.vectors.flat import Flat
 
 
 def packed(model):

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gossamer.vector_math import CHUNK, chunks, combine, distance
+from gossamer.vectors.vector_math import CHUNK, chunks, combine, distance
 
 
 @pytest.mark.parametrize("length", [1, 1000, CHUNK, CHUNK + 1, 2 * CHUNK + 17])

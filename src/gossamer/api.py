@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from gossamer.config import AUTO, RunConfig, resolve
 from gossamer.errors import InputError, unknown
+from gossamer.loading.method_contract import is_encodable
+from gossamer.loading.method_source import check_ready
 from gossamer.methods import AnyMethod, Method, find
 from gossamer.methods import build as build_method
-from gossamer.methods.contract import is_encodable
-from gossamer.methods.loading import check_ready
 from gossamer.settings import from_values
 from gossamer.tasks import Task
 from gossamer.topology import Topology, build
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
     from gossamer.process.net.tls import TlsFiles
     from gossamer.process.replica.place import Replica
     from gossamer.process.runtime.swarm import Swarm
-    from gossamer.runs.loop_output import LoopOutput
-    from gossamer.runs.loop_request import PathArgument, TrackerArgument
+    from gossamer.runs.loop.loop_output import LoopOutput
+    from gossamer.runs.loop.loop_request import PathArgument, TrackerArgument
     from gossamer.virtual.compute.optimizers import MakeOptimizer
     from gossamer.virtual.simulation import PointCallback, SimulationResult
     from gossamer.wire import Codec
@@ -178,9 +178,9 @@ def join(
             ``timeout``.
     """
     from gossamer.process.events import EventKind
+    from gossamer.process.joining.handshake import refuse_start
+    from gossamer.process.joining.join_checks import check
     from gossamer.process.runtime import partition_policy
-    from gossamer.process.runtime.handshake import refuse_start
-    from gossamer.process.runtime.join_checks import check
     from gossamer.process.runtime.swarm import Swarm
     from gossamer.process.runtime.worker_runtime import WorkerRuntime
     from gossamer.process.store.rank_info import find_rank, find_rank_info
@@ -202,7 +202,7 @@ def join(
         joined, its_optimizer = check(model, optimizer) if group is None else group.check_model(model, optimizer)
         output = None
         if out is not None or tracker is not None or trace or resume:
-            from gossamer.runs.loop_output import LoopOutput
+            from gossamer.runs.loop.loop_output import LoopOutput
 
             output = LoopOutput(out, tracker, trace, resume)
         if method == AUTO:
@@ -254,7 +254,7 @@ def join(
     )
     swarm = Swarm(runtime, output, None if group is None else group.watch(runtime, rank_info))
     if output is not None:
-        from gossamer.runs.loop_config import loop_config
+        from gossamer.runs.loop.loop_config import loop_config
 
         shown_topology = topology if isinstance(topology, str) and topology else graph.name
         output.start(swarm, runtime, loop_config(runtime, method, settings, shown_topology, seed, codec, transport))

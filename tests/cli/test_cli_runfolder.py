@@ -91,7 +91,7 @@ def test_a_full_disk_is_one_line(gossamer, quick, monkeypatch):
     def replace(path, write):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("gossamer.runfolder._replace", replace)
+    monkeypatch.setattr("gossamer.runs.run_folder._replace", replace)
     outcome = gossamer(*quick, "--out", "run")
     assert outcome.code == 2
     assert outcome.err.splitlines()[-1].startswith("gossamer: --out run cannot be written to: No space left on device")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gossamer.errors import InputError
 from gossamer.methods.diloco import DiLoCo, DiLoCoConfig, cut
-from gossamer.testing.any_order import AnyOrderWorld
+from gossamer.testing.worlds.any_order import AnyOrderWorld
 from gossamer.topology import build
 from gossamer.virtual.sim.cluster import Cluster
 from gossamer.virtual.simulation import simulate

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from gossamer import compress
 from gossamer.methods import METHODS
 from gossamer.settings import from_values
-from gossamer.testing.any_order import AnyOrderWorld
+from gossamer.testing.worlds.any_order import AnyOrderWorld
 from gossamer.topology import build
 from plain_training import kept_sum
 

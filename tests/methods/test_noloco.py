@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from gossamer.errors import InputError
 from gossamer.methods.noloco import NoLoCo, NoLoCoConfig
-from gossamer.testing.any_order import AnyOrderWorld
+from gossamer.testing.worlds.any_order import AnyOrderWorld
 from gossamer.topology import build
 from gossamer.virtual.sim.cluster import Cluster
 from gossamer.virtual.simulation import simulate

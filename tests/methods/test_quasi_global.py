@@ -10,12 +10,12 @@ from hypothesis import strategies as st
 from gossamer.config import resolve
 from gossamer.effects import Start, Ticket, Update, Wait, yields
 from gossamer.errors import InputError
+from gossamer.loading.method_contract import check_declaration, declared
 from gossamer.methods import METHODS, Method, build
-from gossamer.methods.contract import check_declaration, declared
 from gossamer.methods.quasi_global import LAST, MOMENTUM, AveragingConfig, QuasiGlobal, longest_period
 from gossamer.optim import AccumAdam
 from gossamer.settings import from_values
-from gossamer.testing.any_order import AnyOrderWorld
+from gossamer.testing.worlds.any_order import AnyOrderWorld
 from gossamer.topology import build as build_graph
 from gossamer.virtual.compute.rows import Row
 from gossamer.virtual.sim.cluster import Cluster

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import gossamer
-from gossamer.process.runtime import peer_watch
+from gossamer.process.watches import peer_watch
 from gossamer.tasks.digits import conv
 
 

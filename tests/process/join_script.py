@@ -15,8 +15,8 @@ from torch import nn
 
 import gossamer
 from gossamer.errors import InputError
-from gossamer.process.runtime import handshake
-from gossamer.process.runtime.handshake import Handshake
+from gossamer.process.joining import handshake
+from gossamer.process.joining.handshake import Handshake
 
 
 def make_model(width: int = 8) -> nn.Module:

@@ -14,7 +14,7 @@ from join_script import make_model, train
 from torch.utils.data import DataLoader, TensorDataset
 
 import gossamer
-from gossamer.process.runtime import waits
+from gossamer.process.watches import waits
 
 PATIENCE_S = 0.5
 LATE_S = 1.2

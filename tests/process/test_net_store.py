@@ -10,17 +10,18 @@ from collections.abc import Iterator
 import pytest
 
 from gossamer.errors import InputError
-from gossamer.process.net import secret, store_messages
+from gossamer.process.net import secret
 from gossamer.process.net.connection import connect
 from gossamer.process.net.identity import Identity
 from gossamer.process.net.listener import Listener
 from gossamer.process.net.loop import Loop
-from gossamer.process.net.store_client import StoreClient
-from gossamer.process.net.store_messages import Operation
-from gossamer.process.net.store_server import StoreServer
+from gossamer.process.store import store_messages
 from gossamer.process.store.failover_store import FailoverStore
 from gossamer.process.store.home_store import Home, Host, HostedStore
 from gossamer.process.store.rank_info import free_port
+from gossamer.process.store.store_client import StoreClient
+from gossamer.process.store.store_messages import Operation
+from gossamer.process.store.store_server import StoreServer
 
 pytestmark = pytest.mark.timeout(120)
 

@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 import gossamer
-from gossamer.flat import Flat
+from gossamer.vectors.flat import Flat
 
 
 def trained(method):
@@ -35,7 +35,7 @@ def test_parameters_that_cannot_be_views_of_the_vector(method, monkeypatch):
         asked.append(tensor.data_ptr() % 16 == 0)
         return asked[-1]
 
-    monkeypatch.setattr("gossamer.flat.usable", usable)
+    monkeypatch.setattr("gossamer.vectors.flat.usable", usable)
     torch.testing.assert_close(trained(method), expected, rtol=0, atol=1e-6)
     assert True in asked
     assert False in asked
@@ -44,7 +44,7 @@ def test_parameters_that_cannot_be_views_of_the_vector(method, monkeypatch):
 def test_views_that_cannot_be_used_are_copies(monkeypatch):
     flat = Flat(nn.Linear(3, 3).named_parameters())
     vector = torch.arange(12.0)
-    monkeypatch.setattr("gossamer.flat.usable", lambda tensor: tensor.data_ptr() % 16 == 0)
+    monkeypatch.setattr("gossamer.vectors.flat.usable", lambda tensor: tensor.data_ptr() % 16 == 0)
     views = flat.views(vector)
     assert views["weight"].data_ptr() == vector.data_ptr()
     assert views["bias"].tolist() == [9.0, 10.0, 11.0]

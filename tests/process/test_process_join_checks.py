@@ -17,7 +17,7 @@ from torch import nn
 
 import gossamer
 from gossamer.errors import InputError
-from gossamer.process.runtime import join_checks
+from gossamer.process.joining import join_checks
 from gossamer.process.store import home_store
 from gossamer.process.store.rank_info import free_port
 

@@ -10,9 +10,9 @@ import torch
 from torch import nn
 
 from gossamer.methods import build, find
-from gossamer.process.runtime import join_facts
+from gossamer.process.joining import join_facts
+from gossamer.process.joining.join_facts import Facts, difference, find_facts, from_text, name_ranks
 from gossamer.process.runtime.flat_model import FlatModel
-from gossamer.process.runtime.join_facts import Facts, difference, find_facts, from_text, name_ranks
 from gossamer.settings import from_values
 from gossamer.topology import build as build_topology
 from gossamer.wire import find as find_codec

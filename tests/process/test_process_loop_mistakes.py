@@ -15,7 +15,7 @@ from torch import nn
 
 import gossamer
 from gossamer import InputError
-from gossamer.process.runtime.join_checks import check_model
+from gossamer.process.joining.join_checks import check_model
 
 SGD = torch.optim.SGD
 

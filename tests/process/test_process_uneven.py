@@ -12,11 +12,11 @@ from real_workers import RealWorkers
 from torch import Tensor, nn
 
 from gossamer import InputError
-from gossamer.process.runtime.final_average import FinalAverage
+from gossamer.process.averages.final_average import FinalAverage
+from gossamer.process.averages.model_average import COUNTS, EXCLUDED, HAS_AVERAGE, ModelCopy, model_shares
+from gossamer.process.averages.recalibration import recalibrate
+from gossamer.process.averages.step_history import MAX_SAMPLES, Contributions, StepHistory, contributions
 from gossamer.process.runtime.flat_model import FlatModel
-from gossamer.process.runtime.model_average import COUNTS, EXCLUDED, HAS_AVERAGE, ModelCopy, model_shares
-from gossamer.process.runtime.recalibration import recalibrate
-from gossamer.process.runtime.step_history import MAX_SAMPLES, Contributions, StepHistory, contributions
 
 CASES = [
     ("allreduce", (69, 10)),

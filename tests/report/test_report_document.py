@@ -12,7 +12,7 @@ from gossamer.recording.timeline import unpack
 from gossamer.report.document import MAX_POINTS, MAX_ROWS, report_document
 from gossamer.report.recordings import join_recordings
 from gossamer.report.runs import find_runs, read_run
-from gossamer.runfolder import FORMAT
+from gossamer.runs.run_folder import FORMAT
 
 
 def change_json(path, **changes):

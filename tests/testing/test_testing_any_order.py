@@ -6,8 +6,8 @@ import torch
 from gossamer.effects import Gather, Mean, MethodGenerator, Pair, Shift, Start, Swap, Update, Wait, yields
 from gossamer.errors import MethodError
 from gossamer.methods import Method, MethodConfig
-from gossamer.testing.any_order import AnyOrderWorld
 from gossamer.testing.violations import Broken
+from gossamer.testing.worlds.any_order import AnyOrderWorld
 from gossamer.topology import build
 
 WORKERS = 4

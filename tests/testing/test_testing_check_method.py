@@ -12,7 +12,8 @@ import gossamer
 from gossamer.errors import InputError
 from gossamer.methods import METHODS
 from gossamer.methods.gossip import Gossip, GossipConfig
-from gossamer.testing import CHECKS, INVARIANTS, MethodCheckError, check_method, real_run
+from gossamer.testing import CHECKS, INVARIANTS, MethodCheckError, check_method
+from gossamer.testing.worlds import real_run
 from gossamer.topology import build
 
 FAST = ["declaration", "effects", "alone", "mean"]

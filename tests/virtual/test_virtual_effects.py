@@ -9,7 +9,7 @@ from adhoc_methods import filled, make_cluster, make_method, run_step
 
 from gossamer.config import resolve
 from gossamer.effects import Gather, Mean, Pair, Start, Swap, Update, Wait, WaitSteps
-from gossamer.vector_math import combine
+from gossamer.vectors.vector_math import combine
 from gossamer.virtual.sim.cluster import Cluster
 
 

@@ -12,9 +12,9 @@ from torch.func import functional_call
 
 from gossamer.config import resolve
 from gossamer.errors import InputError
-from gossamer.flat import Flat
 from gossamer.tasks import Batches, Task
 from gossamer.tasks.cifar10 import normalise, resnet18
+from gossamer.vectors.flat import Flat
 from gossamer.virtual.compute.evaluator import Evaluator
 from gossamer.virtual.compute.gradient_backends import FunctionalModel, SequentialBackend
 from gossamer.virtual.compute.matrix import WIDE_BYTES
@@ -129,7 +129,7 @@ def test_parameters_that_cannot_be_views_of_the_vector(monkeypatch):
         answers.append(tensor.data_ptr() % 16 == 0)
         return answers[-1]
 
-    monkeypatch.setattr("gossamer.flat.usable", usable)
+    monkeypatch.setattr("gossamer.vectors.flat.usable", usable)
     for here, there in zip(computed(task, cpu, "loop"), expected, strict=True):
         torch.testing.assert_close(here, there, rtol=0, atol=0)
     assert True in answers

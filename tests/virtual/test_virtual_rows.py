@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gossamer.vector_math import combine
+from gossamer.vectors.vector_math import combine
 from gossamer.virtual.compute.executor import TorchExecutor, make_executor, triton_works
 from gossamer.virtual.compute.rows import Row
 from gossamer.virtual.compute.tape import PENDING_LIMIT, Tape

@@ -6,7 +6,7 @@ import torch
 from test_virtual_rows import WIDTH, Both
 
 from gossamer.errors import MethodError
-from gossamer.vector_math import combine
+from gossamer.vectors.vector_math import combine
 from gossamer.virtual.compute.rows import copy_of
 
 

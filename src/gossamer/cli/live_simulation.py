@@ -12,7 +12,7 @@ from gossamer.config import Run
 from gossamer.recording import Recorder
 from gossamer.report.view import TRAINING, View, WorkerRow, states_of
 from gossamer.results import Point, WorkerPoint
-from gossamer.runfolder import RunFolder
+from gossamer.runs.run_folder import RunFolder
 from gossamer.virtual.simulation import SimulationResult, simulate
 
 Track = Callable[[Point, Sequence[WorkerPoint]], None]

@@ -17,7 +17,7 @@ from gossamer.config import AUTO, SECTIONS, RunConfig, find_methods, method_fiel
 from gossamer.errors import InputError
 from gossamer.hardware import HardwareConfig
 from gossamer.methods import METHODS, Source
-from gossamer.runfolder import CONFIG
+from gossamer.runs.run_folder import CONFIG
 from gossamer.settings import field_types
 from gossamer.tasks import TaskConfig
 

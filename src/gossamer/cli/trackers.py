@@ -13,7 +13,7 @@ from gossamer.recording import Recorder
 from gossamer.recording.trace import TraceFile, join
 from gossamer.report.tracking import TensorBoard, Tracker, load_tracker, scalars
 from gossamer.results import Point, WorkerPoint
-from gossamer.runfolder import TRACE, WORKERS
+from gossamer.runs.run_folder import TRACE, WORKERS
 
 
 class Trackers:

@@ -22,7 +22,7 @@ from torch import Tensor
 from gossamer.compress.compressor import Averaging, check_ratio, num_kept
 from gossamer.effects import Gather
 from gossamer.errors import InputError
-from gossamer.vector_math import CHUNK, chunks
+from gossamer.vectors.vector_math import CHUNK, chunks
 
 if TYPE_CHECKING:
     from gossamer.worker import Worker

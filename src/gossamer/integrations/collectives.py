@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import InputError
-from gossamer.process.runtime.gathering import decode_tensor, decode_value, encode_tensor, encode_value
+from gossamer.process.averages.gathering import decode_tensor, decode_value, encode_tensor, encode_value
 from gossamer.process.runtime.swarm import Swarm
 from gossamer.process.store.failover_store import FailoverStore
 from gossamer.process.store.rank_info import START_TIMEOUT_S, find_rank, find_rank_info

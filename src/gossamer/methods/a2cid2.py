@@ -41,7 +41,7 @@ from gossamer.methods.gossip import GossipConfig
 from gossamer.methods.method import Method, MethodConfig
 from gossamer.topology import Topology
 from gossamer.topology.disagreement import Disagreement, Pairwise
-from gossamer.vector_math import combine
+from gossamer.vectors.vector_math import combine
 from gossamer.worker import Worker
 
 if TYPE_CHECKING:

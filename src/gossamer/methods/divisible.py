@@ -50,7 +50,7 @@ from gossamer.errors import InputError
 from gossamer.methods.method import Method, MethodConfig
 from gossamer.settings import option
 from gossamer.topology import Topology
-from gossamer.vector_math import chunks
+from gossamer.vectors.vector_math import chunks
 from gossamer.worker import Worker
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from gossamer.methods.quasi_global import AveragingConfig
 from gossamer.settings import option
 from gossamer.topology import Topology
 from gossamer.topology.disagreement import Disagreement, Pairwise
-from gossamer.vector_math import combine
+from gossamer.vectors.vector_math import combine
 from gossamer.worker import Worker
 
 

@@ -26,7 +26,7 @@ from gossamer.methods.method import Method, MethodConfig
 from gossamer.methods.quasi_global import AveragingConfig
 from gossamer.settings import option
 from gossamer.topology import Topology
-from gossamer.vector_math import chunks
+from gossamer.vectors.vector_math import chunks
 from gossamer.worker import Worker
 
 

@@ -39,10 +39,10 @@ from typing import TYPE_CHECKING, Any
 
 from gossamer.effects import MethodGenerator, Update, yields
 from gossamer.errors import InputError
-from gossamer.methods.contract import declared
+from gossamer.loading.method_contract import declared
 from gossamer.methods.method import Method, MethodConfig
 from gossamer.settings import option
-from gossamer.vector_math import combine
+from gossamer.vectors.vector_math import combine
 from gossamer.worker import Worker
 
 if TYPE_CHECKING:

@@ -42,7 +42,7 @@ from gossamer.methods.method import Method, MethodConfig
 from gossamer.methods.quasi_global import AveragingConfig
 from gossamer.settings import option
 from gossamer.topology import Topology
-from gossamer.vector_math import combine
+from gossamer.vectors.vector_math import combine
 from gossamer.worker import Worker
 
 if TYPE_CHECKING:

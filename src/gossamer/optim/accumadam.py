@@ -29,7 +29,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-from gossamer.vector_math import CHUNK
+from gossamer.vectors.vector_math import CHUNK
 
 
 class AccumAdam(Optimizer):

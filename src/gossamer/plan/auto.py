@@ -17,8 +17,8 @@ from gossamer.plan.predict import Candidate
 from gossamer.plan.probe.prober import TrainingSteps, probe
 from gossamer.plan.probe.session import ProbeSession, WorkerLost, keep_store_alive
 from gossamer.plan.recommend import Workload, make_plan
-from gossamer.process.runtime.handshake import shaken_hands
-from gossamer.process.runtime.join_facts import find_facts_of_auto
+from gossamer.process.joining.handshake import shaken_hands
+from gossamer.process.joining.join_facts import find_facts_of_auto
 from gossamer.process.store.rank_info import RankInfo
 from gossamer.topology import fits, names, uses_nodes
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from gossamer.recording import KINDS
 from gossamer.recording.timeline import MAX_BINS, pack, unpack
-from gossamer.runfolder import RECORDING, WORKERS
+from gossamer.runs.run_folder import RECORDING, WORKERS
 
 SILENCE_OF_DEAD_S = 5.0
 """A worker that wrote nothing for longer than this, without having finished, is dead."""

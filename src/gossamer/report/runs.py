@@ -11,7 +11,7 @@ from typing import Any
 import gossamer
 from gossamer.errors import InputError
 from gossamer.report.recordings import read_recording
-from gossamer.runfolder import CONFIG, FORMAT, METRICS, RUN, SUMMARY
+from gossamer.runs.run_folder import CONFIG, FORMAT, METRICS, RUN, SUMMARY
 
 EXPECTED = "expected a folder that gossamer simulate or train has written with --out, or gossamer.join with out="
 

@@ -22,7 +22,7 @@ from gossamer.errors import InputError
 from gossamer.report.document import report_document
 from gossamer.report.page import page
 from gossamer.report.runs import find_runs, read_run
-from gossamer.runfolder import CONFIG, METRICS, MODEL, RECORDING, RUN, SUMMARY, TRACE
+from gossamer.runs.run_folder import CONFIG, METRICS, MODEL, RECORDING, RUN, SUMMARY, TRACE
 
 FILES = (RUN, CONFIG, METRICS, RECORDING, SUMMARY, TRACE, MODEL)
 FILES_PREFIX = "/files/"

@@ -13,7 +13,7 @@ from typing import Any
 from gossamer.config import Run, resolve
 from gossamer.errors import InputError
 from gossamer.reproduce.experiment import Cell
-from gossamer.runfolder import CONFIG, RUN, SUMMARY
+from gossamer.runs.run_folder import CONFIG, RUN, SUMMARY
 
 UNIMPORTANT = ("data",)
 """Settings that may differ between a run and its repetition."""

@@ -12,7 +12,7 @@ from gossamer.reproduce.experiment import FULL, Experiment
 from gossamer.reproduce.folder import planned_runs
 from gossamer.reproduce.measures import MEASURES
 from gossamer.reproduce.table import Row
-from gossamer.runfolder import read_history
+from gossamer.runs.run_folder import read_history
 from gossamer.topology.draw import ROUND_COLOURS, TEXT_COLOUR, new_figure, save_figure
 
 if TYPE_CHECKING:

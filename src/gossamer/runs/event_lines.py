@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 
-from gossamer.process.runtime.peer_watch import death_text, return_text
+from gossamer.process.watches.peer_watch import death_text, return_text
 
 ABOUT_ANOTHER = re.compile(r"worker \d+ ")
 """How events about another worker begin. Their texts are the same on all workers."""

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from gossamer.errors import InputError
 from gossamer.results import Point, WorkerPoint
-from gossamer.runfolder import RunFolder
 from gossamer.runs.monitor import TrainingResult
+from gossamer.runs.run_folder import RunFolder
 
 Track = Callable[[Point, Sequence[WorkerPoint]], None]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from gossamer.recording import Recorder
 from gossamer.recording.trace import TraceFile
-from gossamer.runfolder import RECORDING, TRACE, WORKERS, WriteThrottle, write_text
+from gossamer.runs.run_folder import RECORDING, TRACE, WORKERS, WriteThrottle, write_text
 
 
 class RecordingFile:

@@ -13,8 +13,8 @@ from pathlib import Path
 from gossamer.errors import InputError
 from gossamer.process.events import Event
 from gossamer.results import to_json_data
-from gossamer.runfolder import WORKERS
 from gossamer.runs.recording_file import RecordingFile
+from gossamer.runs.run_folder import WORKERS
 from gossamer.runs.status import StatusBoard, WorkerStatus
 
 PUBLISH_S = 0.2

@@ -8,7 +8,7 @@ in any order (``any_order``), and with real processes. What a method gives up by
 from __future__ import annotations
 
 from gossamer.testing.check import check_method
+from gossamer.testing.checks.table import CHECKS, INVARIANTS, Check
 from gossamer.testing.report import CheckResult, MethodCheckError, MethodReport
-from gossamer.testing.table import CHECKS, INVARIANTS, Check
 
 __all__ = ["CHECKS", "INVARIANTS", "Check", "CheckResult", "MethodCheckError", "MethodReport", "check_method"]

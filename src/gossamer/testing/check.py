@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from gossamer.errors import InputError, unknown
-from gossamer.testing.context import Context
-from gossamer.testing.real_run import warm_up
+from gossamer.loading.user_file import describe
+from gossamer.testing.checks.context import Context
+from gossamer.testing.checks.table import CHECKS, Check
 from gossamer.testing.report import FAILED, GIVEN_UP, PASSED, SKIPPED, CheckResult, MethodCheckError, MethodReport
 from gossamer.testing.subject import Subject, Tested
-from gossamer.testing.table import CHECKS, Check
 from gossamer.testing.violations import Broken, NotApplicable
-from gossamer.userfile import describe
+from gossamer.testing.worlds.real_run import warm_up
 
 DEFAULT_SEEDS = range(6)
 DEFAULT_WORKERS = 3

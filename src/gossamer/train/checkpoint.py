@@ -27,7 +27,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from gossamer.errors import InputError
-from gossamer.runfolder import CHECKPOINTS, CONFIG, write_json
+from gossamer.runs.run_folder import CHECKPOINTS, CONFIG, write_json
 
 FORMAT = "gossamer worker 2"
 COMPLETE = "complete.json"

@@ -30,7 +30,7 @@ from gossamer.process.net.tls import find_tls_files, make_tls
 from gossamer.process.store.failover_store import FailoverStore
 from gossamer.process.store.home_store import Home, Host, HostedStore
 from gossamer.process.store.rank_info import RankInfo
-from gossamer.runfolder import remove_if_empty
+from gossamer.runs.run_folder import remove_if_empty
 
 HOST = "127.0.0.1"
 

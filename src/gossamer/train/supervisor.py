@@ -14,9 +14,9 @@ from gossamer.config import Run
 from gossamer.process.store.rank_info import RankInfo
 from gossamer.report.view import View
 from gossamer.results import Point
-from gossamer.runfolder import WORKERS
 from gossamer.runs.monitor import POLL_S, OnPoint, RunFacts, RunMonitor, TrainingResult
 from gossamer.runs.monitor_thread import MonitorThread
+from gossamer.runs.run_folder import WORKERS
 from gossamer.runs.status import DONE, FAILED, StatusBoard, WorkerStatus
 from gossamer.train.checkpoint_requests import CheckpointRequests
 from gossamer.train.entrypoint import run_worker, worker_main

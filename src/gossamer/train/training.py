@@ -18,8 +18,8 @@ from gossamer.errors import InputError
 from gossamer.process.runtime.swarm import Swarm
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 from gossamer.process.store.rank_info import RankInfo
-from gossamer.runfolder import CHECKPOINTS, save_model
 from gossamer.runs.recording_file import RecordingFile
+from gossamer.runs.run_folder import CHECKPOINTS, save_model
 from gossamer.runs.status import DONE, TRAINING, StatusBoard, WorkerStatus
 from gossamer.runs.status_reporter import StatusReporter
 from gossamer.seeds import stream
@@ -28,7 +28,7 @@ from gossamer.train.job_spec import JobSpec
 from gossamer.train.pacing import EvalSchedule, StepMeter
 from gossamer.train.stop_coordinator import StopCoordinator
 from gossamer.train.worker_task import LossMeter, WorkerTask
-from gossamer.vector_math import rounded_distance
+from gossamer.vectors.vector_math import rounded_distance
 
 CUMULATIVE = ("seconds", "idle_s", "loss_sum", "loss_count", "exchanges", "bytes_sent", "lost", "refused")
 """Counts of a worker that continue when a run is resumed."""

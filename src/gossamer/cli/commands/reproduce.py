@@ -18,7 +18,7 @@ from gossamer.report.formats import counted
 from gossamer.reproduce.experiment import FULL, REDUCED, SIZES, Cell, Experiment, find, names
 from gossamer.reproduce.folder import PlannedRun, check_file, planned_runs
 from gossamer.reproduce.table import Row, markdown, table
-from gossamer.runfolder import write_json, write_text
+from gossamer.runs.run_folder import write_json, write_text
 from gossamer.tasks import TASKS
 
 

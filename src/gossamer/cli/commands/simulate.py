@@ -14,7 +14,7 @@ from gossamer.cli.output import print_json, show_comparison
 from gossamer.cli.trackers import Trackers
 from gossamer.config import Run, resolve, unused_options
 from gossamer.report.formats import counted
-from gossamer.runfolder import make_folders, remove_if_empty, write_comparison
+from gossamer.runs.run_folder import make_folders, remove_if_empty, write_comparison
 from gossamer.virtual.simulation import SimulationResult
 
 

@@ -18,14 +18,14 @@ from gossamer.cli.trackers import Trackers
 from gossamer.config import find_methods
 from gossamer.errors import InputError
 from gossamer.methods import find
+from gossamer.process.joining.join_facts import name_ranks
 from gossamer.process.net.tls import VARIABLES
-from gossamer.process.runtime.join_facts import name_ranks
 from gossamer.process.store.rank_info import RankInfo, started_rank_info
 from gossamer.report.formats import counted, duration
 from gossamer.results import Point
-from gossamer.runfolder import CONFIG, RunFolder, make_folders, read_history, remove_if_empty, write_comparison
 from gossamer.runs.monitor import TrainingResult, read_point
 from gossamer.runs.point_writer import PointWriter
+from gossamer.runs.run_folder import CONFIG, RunFolder, make_folders, read_history, remove_if_empty, write_comparison
 from gossamer.runs.status import DONE
 from gossamer.train.checkpoint import CheckpointKeeper, find_checkpoint
 from gossamer.train.job_spec import JobSpec, real_settings

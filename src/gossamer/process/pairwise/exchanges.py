@@ -31,7 +31,7 @@ from gossamer.process.pairwise.screening import Screening, Verdict
 from gossamer.process.runtime.worker_state import WorkerState
 from gossamer.process.store.heartbeats import Heartbeats
 from gossamer.seeds import stream
-from gossamer.vector_math import CHUNK, distance
+from gossamer.vectors.vector_math import CHUNK, distance
 from gossamer.wire import Links
 
 CONSENSUS_EVERY = 4

@@ -10,14 +10,14 @@ import torch.distributed as dist
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.flat import Flat, is_sharded
 from gossamer.methods import Method
 from gossamer.methods.divisible import Divisible
+from gossamer.process.joining import join_facts
+from gossamer.process.joining.join_facts import Facts
 from gossamer.process.replica.agreement import InnerGroup
 from gossamer.process.replica.place import Place
-from gossamer.process.runtime import join_facts
 from gossamer.process.runtime.flat_model import plain_name
-from gossamer.process.runtime.join_facts import Facts
+from gossamer.vectors.flat import Flat, is_sharded
 
 LOCKSTEP = "allreduce, localsgd, diloco, overlap or sgp"
 

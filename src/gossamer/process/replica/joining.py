@@ -11,11 +11,11 @@ from torch.optim import Optimizer
 
 from gossamer.methods import Method
 from gossamer.process.events import EventKind
+from gossamer.process.joining.join_checks import check
 from gossamer.process.replica import checks
 from gossamer.process.replica.agreement import Agreement, InnerGroup
 from gossamer.process.replica.place import find_place
 from gossamer.process.replica.watch import ReplicaWatch
-from gossamer.process.runtime.join_checks import check
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 from gossamer.process.store.addresses import local_address
 from gossamer.process.store.rank_info import RankInfo

@@ -17,14 +17,14 @@ import torch
 
 from gossamer.effects import Effect, Gather, Mean, MethodGenerator, Shift, Start, Swap, Update, Wait
 from gossamer.errors import MethodError
-from gossamer.methods.contract import check_effect, check_generator
+from gossamer.loading.method_contract import check_effect, check_generator
 from gossamer.process.collectives.membership import BACKGROUND, FOREGROUND, CommAborted, Membership, StepRetry
 from gossamer.process.lifecycle import Phase, TrainingEnded
 from gossamer.process.runtime.effect_handler import EffectHandler
-from gossamer.process.runtime.optimizer_watch import OptimizerWatch
 from gossamer.process.runtime.partition_policy import PartitionPolicy
 from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.worker_state import WorkerState
+from gossamer.process.watches.optimizer_watch import OptimizerWatch
 
 
 class Driver:

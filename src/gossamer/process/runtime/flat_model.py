@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from gossamer import memory
 from gossamer.errors import InputError, unknown
-from gossamer.flat import Flat, as_part_of, is_sharded, local_part
+from gossamer.vectors.flat import Flat, as_part_of, is_sharded, local_part
 
 
 def plain_name(name: str) -> str:

@@ -6,8 +6,8 @@ import time
 
 from gossamer.errors import InputError
 from gossamer.process.events import EventKind, Events
+from gossamer.process.joining.join_facts import name_ranks
 from gossamer.process.lifecycle import Lifecycle
-from gossamer.process.runtime.join_facts import name_ranks
 from gossamer.process.store.heartbeats import Heartbeats
 
 CONTINUE, MAJORITY = "continue", "majority"

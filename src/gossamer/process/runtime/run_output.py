@@ -1,4 +1,4 @@
-"""What a loop of one's own leaves behind while it trains, as the swarm sees it (``gossamer.runs.loop_output``)."""
+"""What a loop of one's own leaves behind while it trains, as the swarm sees it (``gossamer.runs.loop.loop_output``)."""
 
 from __future__ import annotations
 

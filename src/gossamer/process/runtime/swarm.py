@@ -13,12 +13,8 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data import DataLoader
 
 from gossamer.errors import InputError
-from gossamer.process.data.worker_data import WorkerData
-from gossamer.process.events import EventKind, Events
-from gossamer.process.metrics import Metrics
-from gossamer.process.replica.watch import ReplicaWatch
-from gossamer.process.runtime.final_average import FinalAverage
-from gossamer.process.runtime.gathering import (
+from gossamer.process.averages.final_average import FinalAverage
+from gossamer.process.averages.gathering import (
     decode_tensor,
     decode_value,
     encode_tensor,
@@ -26,10 +22,14 @@ from gossamer.process.runtime.gathering import (
     gather_bytes,
     mean_over_workers,
 )
-from gossamer.process.runtime.model_average import COUNTS, EXCLUDED, ModelCopy, average_models
-from gossamer.process.runtime.recalibration import recalibrate
+from gossamer.process.averages.model_average import COUNTS, EXCLUDED, ModelCopy, average_models
+from gossamer.process.averages.recalibration import recalibrate
+from gossamer.process.averages.series import UserSeries
+from gossamer.process.data.worker_data import WorkerData
+from gossamer.process.events import EventKind, Events
+from gossamer.process.metrics import Metrics
+from gossamer.process.replica.watch import ReplicaWatch
 from gossamer.process.runtime.run_output import RunOutput, checked
-from gossamer.process.runtime.series import UserSeries
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 
 Batch = TypeVar("Batch")

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
+from gossamer.loading.method_contract import check_declaration
 from gossamer.methods import Method
-from gossamer.methods.contract import check_declaration
 from gossamer.process.collectives import nccl
 from gossamer.process.collectives.encoded_mean import EncodedMeans
 from gossamer.process.collectives.group_builder import GroupBuilder
@@ -20,6 +20,9 @@ from gossamer.process.collectives.group_connections import GroupConnections
 from gossamer.process.collectives.groups import Groups
 from gossamer.process.collectives.membership import BACKGROUND, FOREGROUND, StepRetry
 from gossamer.process.events import EventKind
+from gossamer.process.joining.handshake import Handshake
+from gossamer.process.joining.join_checks import register
+from gossamer.process.joining.join_facts import find_facts, name_ranks
 from gossamer.process.lifecycle import Phase, TrainingEnded
 from gossamer.process.net.secret import NO_SECRET, is_loopback
 from gossamer.process.pairwise.exchanges import PairwiseExchanges
@@ -28,14 +31,9 @@ from gossamer.process.replica.effects import ReplicaEffectHandler
 from gossamer.process.runtime.driver import Driver
 from gossamer.process.runtime.effect_handler import EffectHandler
 from gossamer.process.runtime.flat_model import FlatModel
-from gossamer.process.runtime.handshake import Handshake
-from gossamer.process.runtime.join_checks import register
-from gossamer.process.runtime.join_facts import find_facts, name_ranks
 from gossamer.process.runtime.partition_policy import CONTINUE, PartitionPolicy
-from gossamer.process.runtime.peer_watch import PeerWatch
 from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.staging import Staging
-from gossamer.process.runtime.waits import FinishWait
 from gossamer.process.runtime.worker_state import WorkerState
 from gossamer.process.store.addresses import local_address
 from gossamer.process.store.heartbeats import Heartbeats, HeartbeatThread, Progress
@@ -43,6 +41,8 @@ from gossamer.process.store.parsing import Refusals, read_time
 from gossamer.process.store.rank_claim import RankClaim
 from gossamer.process.store.rank_info import START_TIMEOUT_S, RankInfo
 from gossamer.process.store.worker_addresses import WorkerAddresses
+from gossamer.process.watches.peer_watch import PeerWatch
+from gossamer.process.watches.waits import FinishWait
 from gossamer.recording import Recorder
 from gossamer.topology import Topology
 from gossamer.wire import Codec, Links, MeanLink

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from gossamer.effects import Mean, Shifted, Ticket
 from gossamer.errors import InputError
-from gossamer.flat import as_part_of, local_part
 from gossamer.methods import Method
+from gossamer.process.averages.step_history import StepHistory
 from gossamer.process.collectives.lineage import Lineage
 from gossamer.process.collectives.membership import FOREGROUND, CommAborted
 from gossamer.process.collectives.merging import ROOT, generation_id
@@ -26,8 +26,8 @@ from gossamer.process.replica.agreement import Agreement
 from gossamer.process.runtime.flat_model import FlatModel, plain_name
 from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.staging import Staging
-from gossamer.process.runtime.step_history import StepHistory
-from gossamer.process.runtime.weight_watch import WeightWatch
+from gossamer.process.watches.weight_watch import WeightWatch
+from gossamer.vectors.flat import as_part_of, local_part
 
 
 class WorkerState:

@@ -21,10 +21,10 @@ from gossamer.process.net.connection import Address, connect
 from gossamer.process.net.identity import Identity
 from gossamer.process.net.listener import Listener
 from gossamer.process.net.loop import Loop
-from gossamer.process.net.store_client import StoreClient
-from gossamer.process.net.store_messages import PURPOSE
-from gossamer.process.net.store_server import StoreServer
 from gossamer.process.store.home_store import Home, HomeStoreWait, Host, release_home
+from gossamer.process.store.store_client import StoreClient
+from gossamer.process.store.store_messages import PURPOSE
+from gossamer.process.store.store_server import StoreServer
 
 CONNECT_TIMEOUT_S = 2.0
 ALIVE_TIMEOUT_S = 3.0

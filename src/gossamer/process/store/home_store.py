@@ -24,11 +24,11 @@ from gossamer.process.net.greeting import Reason, Refused
 from gossamer.process.net.identity import Identity
 from gossamer.process.net.listener import Listener
 from gossamer.process.net.loop import Loop
-from gossamer.process.net.store_client import StoreClient
-from gossamer.process.net.store_messages import PURPOSE
-from gossamer.process.net.store_server import StoreServer
 from gossamer.process.store.addresses import listening_addresses, local_address
 from gossamer.process.store.parsing import read_address
+from gossamer.process.store.store_client import StoreClient
+from gossamer.process.store.store_messages import PURPOSE
+from gossamer.process.store.store_server import StoreServer
 
 T = TypeVar("T")
 

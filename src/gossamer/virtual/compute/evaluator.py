@@ -19,10 +19,10 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from gossamer.errors import InputError
-from gossamer.flat import Flat, usable
 from gossamer.seeds import stream
 from gossamer.tasks import Batches, Task
 from gossamer.tasks.task import cross_entropies, cross_entropy
+from gossamer.vectors.flat import Flat, usable
 from gossamer.virtual.compute.batched_mlp import BatchedMLP
 from gossamer.virtual.compute.cuda_graphs import NUM_COPIES, BatchedGraphBackend, GraphBackend
 from gossamer.virtual.compute.gradient_backends import (

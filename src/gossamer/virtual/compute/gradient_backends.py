@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from gossamer import memory
 from gossamer.errors import InputError
-from gossamer.flat import Flat
 from gossamer.tasks import Task
+from gossamer.vectors.flat import Flat
 from gossamer.virtual.compute.matrix import scatter
 
 BatchedLosses = Callable[[dict[str, Tensor], dict[str, Tensor], Tensor, Tensor], Tensor]

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from gossamer import memory
-from gossamer.flat import ALIGNMENT
+from gossamer.vectors.flat import ALIGNMENT
 from gossamer.virtual.compute.executor import Executor, Program
 
 WIDE_BYTES = 1 << 20

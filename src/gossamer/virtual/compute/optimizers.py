@@ -16,8 +16,8 @@ from torch import Tensor, nn
 
 from gossamer import memory
 from gossamer.errors import InputError
-from gossamer.flat import Flat, Part
 from gossamer.optim import AccumAdam, AccumAdamW
+from gossamer.vectors.flat import Flat, Part
 from gossamer.virtual.compute.matrix import GATHER_BYTES, Matrix, scatter
 from gossamer.virtual.compute.tape import Batch
 

@@ -1,8 +1,8 @@
 """Workers' vectors as rows whose operations are recorded on the tape and executed later.
 
 A ``Row`` is not a tensor but can be used like one. The in-place operations that methods consist of (``add_``, ``sub_``,
-``mul_``, ``lerp_``, ``copy_``, ``clone``, and the sums of ``gossamer.vector_math``) are recorded. Any other torch
-function or operator flushes the tape and then works on the real row, for this worker alone (``tensor_like``).
+``mul_``, ``lerp_``, ``copy_``, ``clone``, and the sums of ``vector_math``) are recorded. Any other torch function or
+operator flushes the tape and then works on the real row, for this worker alone (``tensor_like``).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Row(TensorLike):
     def __init__(self, tape: Tape, slot: Slot) -> None:
         self.tape, self.slot = tape, slot
         self.combine = tape.combine
-        """``gossamer.vector_math.combine`` calls this."""
+        """``gossamer.vectors.vector_math.combine`` calls this."""
         self.detached: Tensor | None = None
         """The tensor that this row has become (``Temporary``). Operations on it are not recorded any more."""
 

@@ -43,7 +43,7 @@ from typing import Any
 
 import torch
 
-from gossamer.vector_math import Sum, combine
+from gossamer.vectors.vector_math import Sum, combine
 from gossamer.virtual.compute.executor import Program, TorchExecutor, make_executor
 from gossamer.virtual.compute.matrix import Matrix, Slot, VectorPool
 from gossamer.virtual.compute.rows import Row
@@ -113,7 +113,7 @@ class Tape:
         return Matrix(pool, self.num_workers)
 
     def combine(self, sums: Sequence[Sum]) -> None:
-        """Record sums (``gossamer.vector_math``), or compute them at once if some term is not a row of that length.
+        """Record sums (``vector_math``), or compute them at once if some term is not a row of that length.
 
         A row with ``keep`` 0 may be its own only term.
         """

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gossamer.testing import contract_checks as contract
-from gossamer.testing import failure_checks as failure
-from gossamer.testing import invariant_checks as invariant
-from gossamer.testing import real_checks as real
-from gossamer.testing.context import Context
+from gossamer.testing.checks import contract_checks as contract
+from gossamer.testing.checks import failure_checks as failure
+from gossamer.testing.checks import invariant_checks as invariant
+from gossamer.testing.checks import real_checks as real
+from gossamer.testing.checks.context import Context
 
 DECLARED, CONTRACT, INVARIANT, REAL, DETAIL = range(5)
 """Stages. If a check fails, those of later stages say little and are skipped."""

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.testing.context import Context
-from gossamer.testing.quadratic import quadratic
+from gossamer.testing.checks.context import Context
 from gossamer.testing.violations import Broken, NotApplicable
-from gossamer.testing.virtual_runs import INSTANT, make_cluster, models, steps_of
+from gossamer.testing.worlds.quadratic import quadratic
+from gossamer.testing.worlds.virtual_runs import INSTANT, make_cluster, models, steps_of
 from gossamer.virtual.sim.cluster import Cluster
 
 SEVERAL = (("ring", 5), ("ring", 4), ("complete", 4))

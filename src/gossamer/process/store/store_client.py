@@ -9,11 +9,11 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future
 
-from gossamer.process.net import store_messages
 from gossamer.process.net.connection import Address, Connection, connect
 from gossamer.process.net.identity import Identity
 from gossamer.process.net.loop import READ, Loop
-from gossamer.process.net.store_messages import MAX_WAIT_S, PURPOSE, Items, Operation
+from gossamer.process.store import store_messages
+from gossamer.process.store.store_messages import MAX_WAIT_S, PURPOSE, Items, Operation
 
 ANSWER_TIMEOUT_S = 3.0
 """A store that has not answered for this long counts as dead."""

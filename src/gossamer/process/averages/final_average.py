@@ -11,12 +11,7 @@ import time
 
 import torch
 
-from gossamer.process.collectives.call import Call
-from gossamer.process.collectives.membership import FOREGROUND, StepRetry
-from gossamer.process.events import EventKind
-from gossamer.process.lifecycle import TrainingEnded
-from gossamer.process.runtime.join_facts import name_ranks
-from gossamer.process.runtime.model_average import (
+from gossamer.process.averages.model_average import (
     COUNTS,
     EXCLUDED,
     HAS_AVERAGE,
@@ -24,6 +19,11 @@ from gossamer.process.runtime.model_average import (
     average_models,
     gather_shares,
 )
+from gossamer.process.collectives.call import Call
+from gossamer.process.collectives.membership import FOREGROUND, StepRetry
+from gossamer.process.events import EventKind
+from gossamer.process.joining.join_facts import name_ranks
+from gossamer.process.lifecycle import TrainingEnded
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 
 POLL_S = 0.01

@@ -17,8 +17,8 @@ from typing import NamedTuple
 
 from gossamer.errors import InputError
 from gossamer.process.events import EventKind, Events
-from gossamer.process.runtime import join_facts
-from gossamer.process.runtime.join_facts import Facts, name_ranks
+from gossamer.process.joining import join_facts
+from gossamer.process.joining.join_facts import Facts, name_ranks
 from gossamer.process.store.failover_store import FailoverStore
 from gossamer.process.store.heartbeats import Heartbeats, HeartbeatThread
 from gossamer.process.store.rank_info import RankInfo

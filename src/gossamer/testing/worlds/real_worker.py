@@ -18,13 +18,13 @@ from torch import Tensor
 
 from gossamer.effects import MethodGenerator, yields
 from gossamer.errors import InputError
+from gossamer.loading.method_contract import declared
 from gossamer.methods import Method
-from gossamer.methods.contract import declared
 from gossamer.process.runtime.swarm import Swarm
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 from gossamer.process.store.rank_info import RankInfo
-from gossamer.testing.quadratic import flat, half_square, quadratic
 from gossamer.testing.subject import Subject
+from gossamer.testing.worlds.quadratic import flat, half_square, quadratic
 from gossamer.train.launcher import orphaned
 
 STEP_S = 0.002

@@ -15,9 +15,9 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from gossamer.errors import InputError
+from gossamer.process.averages.series import UserSeries
 from gossamer.process.collectives.call import Call
 from gossamer.process.collectives.membership import FOREGROUND
-from gossamer.process.runtime.series import UserSeries
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 
 TOPIC = "swarm"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 from gossamer.process.events import EventKind, Events
-from gossamer.process.runtime.join_facts import name_ranks
+from gossamer.process.joining.join_facts import name_ranks
 from gossamer.process.store.heartbeats import Heartbeats, Progress
 
 SAY_AFTER_S = 10.0

@@ -22,14 +22,14 @@ from gossamer.process.events import EventKind
 from gossamer.process.runtime.swarm import Swarm
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 from gossamer.recording import Recorder
-from gossamer.runs.loop_log import LoopLog
-from gossamer.runs.loop_monitor import POLL_S, LoopMonitor
-from gossamer.runs.loop_request import LoopRequest, PathArgument, TrackerArgument
+from gossamer.runs.loop.loop_log import LoopLog
+from gossamer.runs.loop.loop_monitor import POLL_S, LoopMonitor
+from gossamer.runs.loop.loop_request import LoopRequest, PathArgument, TrackerArgument
 from gossamer.runs.output_agreement import agreed_problem
 from gossamer.runs.recording_file import RecordingFile
 from gossamer.runs.status import DONE, LEFT, STARTING, TRAINING, StatusBoard, WorkerStatus
 from gossamer.runs.status_reporter import StatusReporter
-from gossamer.vector_math import rounded_distance
+from gossamer.vectors.vector_math import rounded_distance
 
 CLOSING_S = 1.0
 """How long a monitor that leaves waits for the others to leave too: then the run is over."""

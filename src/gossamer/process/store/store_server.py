@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 
-from gossamer.process.net import store_messages
 from gossamer.process.net.connection import Connection
 from gossamer.process.net.listener import Listener
 from gossamer.process.net.loop import READ, WRITE, Timer
-from gossamer.process.net.store_messages import PURPOSE, Items, Message, Operation
+from gossamer.process.store import store_messages
+from gossamer.process.store.store_messages import PURPOSE, Items, Message, Operation
 
 READ_BYTES = 256 * 1024
 MAX_UNREAD_BYTES = 2 * store_messages.MAX_FRAME_BYTES

@@ -10,7 +10,9 @@ from gossamer.errors import InputError
 from gossamer.recording import Recorder
 from gossamer.report.tracking import TensorBoard, Tracker, load_tracker
 from gossamer.results import Point
-from gossamer.runfolder import (
+from gossamer.runs.monitor import read_point
+from gossamer.runs.recording_file import recorded_until
+from gossamer.runs.run_folder import (
     CONFIG,
     METRICS,
     RUN,
@@ -21,8 +23,6 @@ from gossamer.runfolder import (
     read_history,
     remove_if_empty,
 )
-from gossamer.runs.monitor import read_point
-from gossamer.runs.recording_file import recorded_until
 from gossamer.runs.status import WorkerStatus
 
 TENSORBOARD = "tensorboard"

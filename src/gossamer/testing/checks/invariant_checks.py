@@ -10,10 +10,10 @@ import torch
 from torch import Tensor, nn
 
 from gossamer.methods import Method
-from gossamer.testing.context import MAX_REACH, Context
-from gossamer.testing.quadratic import disagreement, half_square, quadratic
+from gossamer.testing.checks.context import MAX_REACH, Context
 from gossamer.testing.violations import Broken, NotApplicable
-from gossamer.testing.virtual_runs import (
+from gossamer.testing.worlds.quadratic import disagreement, half_square, quadratic
+from gossamer.testing.worlds.virtual_runs import (
     INSTANT,
     draw_machines,
     make_cluster,

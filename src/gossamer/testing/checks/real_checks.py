@@ -7,9 +7,9 @@ import math
 
 import torch
 
-from gossamer.testing.context import Context
-from gossamer.testing.real_run import Twin, largest_difference, run_rejoin
+from gossamer.testing.checks.context import Context
 from gossamer.testing.violations import Broken, NotApplicable
+from gossamer.testing.worlds.real_run import Twin, largest_difference, run_rejoin
 
 TOLERANCE = 1e-8
 """Sums in another order, in float64, over a few dozen steps."""

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from gossamer.process.averages.step_history import Contributions, contributions
 from gossamer.process.collectives.call import Call
 from gossamer.process.collectives.groups import Groups
 from gossamer.process.collectives.membership import FOREGROUND, Membership
 from gossamer.process.pairwise.screening import absurd
 from gossamer.process.runtime.flat_model import FlatModel
-from gossamer.process.runtime.step_history import Contributions, contributions
 from gossamer.process.runtime.worker_state import WorkerState, is_finite
 
 EXCLUDED, COUNTS, HAS_AVERAGE = 0, 1, 2

@@ -10,19 +10,19 @@ from typing import Any
 from torch import Tensor, nn
 
 from gossamer.errors import InputError, one_line
-from gossamer.flat import is_sharded
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 from gossamer.recording.trace import join
 from gossamer.report.tracking import Tracker, scalars
 from gossamer.results import Point, WorkerPoint
-from gossamer.runfolder import RUN, TRACE, WORKERS, RunFolder, save_model
-from gossamer.runs.loop_config import shown_command
-from gossamer.runs.loop_request import LoopRequest
+from gossamer.runs.loop.loop_config import shown_command
+from gossamer.runs.loop.loop_request import LoopRequest
 from gossamer.runs.monitor import RunFacts, RunMonitor, TrainingResult
 from gossamer.runs.monitor_role import MonitorRole
 from gossamer.runs.monitor_thread import LAST_POLL_S, MonitorThread
 from gossamer.runs.point_writer import PointWriter
+from gossamer.runs.run_folder import RUN, TRACE, WORKERS, RunFolder, save_model
 from gossamer.runs.status import DONE, LEFT, STARTING, TRAINING, StatusBoard, WorkerStatus
+from gossamer.vectors.flat import is_sharded
 
 POLL_S = 0.5
 """How often a worker publishes its status, and the monitor reads that of all. It takes time from the loop."""

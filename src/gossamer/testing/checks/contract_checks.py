@@ -9,17 +9,17 @@ import numpy as np
 import torch
 
 from gossamer.errors import InputError
+from gossamer.loading.method_contract import PARTS, check_declaration
 from gossamer.methods import Method
-from gossamer.methods.contract import PARTS, check_declaration
-from gossamer.testing.context import Context
+from gossamer.testing.checks.context import Context
 from gossamer.testing.violations import Broken
-from gossamer.testing.virtual_runs import UNEVEN, make_cluster, models
+from gossamer.testing.worlds.virtual_runs import UNEVEN, make_cluster, models
 from gossamer.topology import Topology
 
 
 def declaration(context: Context) -> None:
     """The method declares its name, its summary, what its generators yield, and what it gives up."""
-    from gossamer.testing.table import INVARIANTS
+    from gossamer.testing.checks.table import INVARIANTS
 
     try:
         context.subject.check_class()

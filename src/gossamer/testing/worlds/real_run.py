@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer.testing.real_worker import Job, main
 from gossamer.testing.subject import Subject
 from gossamer.testing.violations import Broken
-from gossamer.testing.virtual_runs import INSTANT, make_cluster, models, watch_steps
+from gossamer.testing.worlds.real_worker import Job, main
+from gossamer.testing.worlds.virtual_runs import INSTANT, make_cluster, models, watch_steps
 from gossamer.train.launcher import FORK_SERVER, LocalStore, LocalWorkers, describe_exit
 
 START_TIMEOUT_S = 60.0
@@ -37,7 +37,7 @@ _names = itertools.count()
 
 def warm_up() -> None:
     """Start the fork server, so that it loads torch while this process goes on."""
-    FORK_SERVER.set_forkserver_preload(["gossamer.testing.real_worker", "torch._dynamo"])
+    FORK_SERVER.set_forkserver_preload(["gossamer.testing.worlds.real_worker", "torch._dynamo"])
     forkserver.ensure_running()
 
 

@@ -21,9 +21,9 @@ from gossamer.process.collectives.membership import FOREGROUND, StepRetry
 from gossamer.process.events import EventKind
 from gossamer.process.lifecycle import TrainingEnded
 from gossamer.process.replica.agreement import Ended
-from gossamer.process.runtime import waits
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 from gossamer.process.store.parsing import read_number
+from gossamer.process.watches import waits
 
 T = TypeVar("T")
 

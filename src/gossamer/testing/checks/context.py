@@ -9,12 +9,12 @@ from typing import Any
 
 from gossamer.errors import MethodError
 from gossamer.methods import Method
-from gossamer.testing.any_order import AnyOrderWorld
-from gossamer.testing.quadratic import DIM
-from gossamer.testing.real_run import RealTraining, train
 from gossamer.testing.subject import Subject
 from gossamer.testing.violations import Broken
-from gossamer.testing.virtual_runs import GRAPHS, INSTANT, UNEVEN, make_cluster, models
+from gossamer.testing.worlds.any_order import AnyOrderWorld
+from gossamer.testing.worlds.quadratic import DIM
+from gossamer.testing.worlds.real_run import RealTraining, train
+from gossamer.testing.worlds.virtual_runs import GRAPHS, INSTANT, UNEVEN, make_cluster, models
 
 MAX_REACH = 400
 """Steps in which every worker must have communicated twice."""

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from gossamer.config import resolve
 from gossamer.effects import MethodGenerator, Update, yields
+from gossamer.loading.method_contract import declared
 from gossamer.methods import Method
-from gossamer.methods.contract import declared
 from gossamer.tasks import Task
-from gossamer.testing.quadratic import DIM, quadratic, recording
 from gossamer.testing.subject import Subject
+from gossamer.testing.worlds.quadratic import DIM, quadratic, recording
 from gossamer.virtual.sim.cluster import Cluster
 
 INSTANT: dict[str, Any] = {"compute": "constant:1s", "link": "inf"}

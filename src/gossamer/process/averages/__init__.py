@@ -1,0 +1,1 @@
+"""Averages over the workers outside the methods: the final model, buffers, numbers, and batch-norm statistics."""

@@ -1,0 +1,1 @@
+"""Models as flat vectors, and arithmetic on them."""
