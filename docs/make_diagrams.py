@@ -136,7 +136,7 @@ def real_step() -> None:
                 "Swap: each sends a snapshot, screens the other's",
                 "pairwise/exchanges.py, edge.py, screening.py",
             ),
-            ("c", "method", "Under the lock it adds the displacement to x", "methods/*.py, vector_math.py"),
+            ("c", "method", "Under the lock it adds the displacement to x", "methods/*.py, vectors/vector_math.py"),
         ],
     )
     d.arrow((498, 92 + 2 * ROW), (476, 92 + 2 * ROW), (476, 92), (498, 92))
@@ -205,7 +205,7 @@ def virtual_step() -> None:
                 "Swap: the network says when vectors arrive",
                 "virtual/comm/exchanges.py, comm/network.py",
             ),
-            ("c", "method", "The displacement is recorded as sums of rows", "virtual/compute/rows.py, vector_math.py"),
+            ("c", "method", "The displacement is recorded as sums of rows", "virtual/compute/rows.py, vectors/vector_math.py"),
         ],
     )
     bottom = top + 4 * ROW + 14
@@ -282,7 +282,7 @@ def generations() -> None:
     d.arrow((430, 216), (430, 156), (170, 156), (170, 130), dashed=True)
     d.text(442, 172, "here a connection or a transfer fails:", 11, "start", SOFT)
     d.text(442, 188, "request g + 1", 11, "start", SOFT)
-    d.text(430, 332, "process/collectives/membership.py, group_builder.py, state_transfer.py", 11, fill=SOFT)
+    d.text(430, 332, "process/collectives/membership.py, group_builder.py; process/state/alignment.py", 11, fill=SOFT)
     d.save()
 
 

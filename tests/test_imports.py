@@ -17,11 +17,11 @@ FORBIDDEN = {
 
 # Who may import whom: only from the same layer or one below.
 LAYERS = (
-    {"errors", "settings", "seeds", "flat", "memory", "vector_math", "effects", "worker", "hardware", "results"}
-    | {"topology", "compress", "optim", "recording", "schedules", "userfile", "wire"},
-    {"methods", "tasks"},
+    {"errors", "settings", "seeds", "memory", "vectors", "effects", "worker", "hardware", "results"}
+    | {"topology", "compress", "optim", "recording", "schedules", "wire"},
+    {"loading", "methods", "tasks"},
     {"virtual", "process", "config"},
-    {"plan", "report", "reproduce", "runfolder", "runs", "train", "api", "integrations", "testing"},
+    {"plan", "report", "reproduce", "runs", "train", "api", "integrations", "testing"},
     {"cli", "__main__", ""},
 )
 LAYER = {name: depth for depth, names in enumerate(LAYERS) for name in names}

@@ -8,9 +8,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from gossamer.process.collectives import merging
-from gossamer.process.collectives.lineage import Lineage
-from gossamer.process.collectives.merging import ROOT, Part, Standing, generation_id
+from gossamer.process.state import merging
+from gossamer.process.state.lineage import Lineage
+from gossamer.process.state.merging import ROOT, Part, Standing, generation_id
 
 
 def after(lineage: Lineage, generation: int, members: list[int], steps: int) -> Lineage:

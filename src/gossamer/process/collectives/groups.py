@@ -16,8 +16,8 @@ from gossamer.process.collectives.call import Call, mismatch
 from gossamer.process.collectives.group_builder import GroupBuilder
 from gossamer.process.collectives.membership import AVERAGED, FINISH, FOREGROUND, TRAIN, Communication, Membership
 from gossamer.process.collectives.peer_group import Pending
-from gossamer.process.collectives.state_transfer import TransferableState
 from gossamer.process.lifecycle import Lifecycle
+from gossamer.process.state.state_transfer import TransferableState
 from gossamer.process.store.heartbeats import Heartbeats
 from gossamer.process.store.parsing import Refusals
 

@@ -6,8 +6,8 @@ A membership has *generations*. The members of a generation are agreed on once, 
 2. Every worker polls for requests in the background and marks itself present in the new generation.
 3. Once every worker is present, dead or done, the lowest rank that is still there publishes the list of members.
 4. The members form groups among themselves and connect, each on first use.
-5. Members that are behind the others take over the state of one that is not (``state_transfer``). Those that were
-   trained separately, on two sides of a partition, are averaged (``merging``).
+5. Members that are behind the others take over the state of one that is not; those that were trained separately, on
+   two sides of a partition, are averaged (``alignment``).
 
 A collective over a group of workers runs among those of the group that are members. One that was in flight when its
 generation ended is void: the step that waited for it is repeated (``StepRetry``), one in the background is dropped
@@ -23,20 +23,18 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
 import torch.distributed as dist
-from torch import Tensor
 
 from gossamer.errors import MethodError
-from gossamer.process.collectives import group_builder, merging
+from gossamer.process.collectives import group_builder
 from gossamer.process.collectives.call import Call, Waits, mismatch
 from gossamer.process.collectives.generations import Generations
 from gossamer.process.collectives.group_builder import GroupBuilder
-from gossamer.process.collectives.lineage import Head
-from gossamer.process.collectives.peer_group import PeerGroup, Pending
-from gossamer.process.collectives.state_transfer import TransferableState, transfer_state
+from gossamer.process.collectives.peer_group import Pending
 from gossamer.process.deadline import Deadline
 from gossamer.process.lifecycle import TrainingEnded
+from gossamer.process.state.alignment import align
+from gossamer.process.state.state_transfer import TransferableState
 from gossamer.process.store.heartbeats import Heartbeats
 from gossamer.process.store.parsing import Refusals
 
@@ -296,7 +294,12 @@ class Membership:
                 if self._aligned and len(members) > 1:
                     group = self._group(STATE_TRANSFER, generation, tuple(members))
                     self._started[STATE_TRANSFER] = time.monotonic()
-                    self._align(group, channel)
+                    disconnected = self._disconnected
+
+                    def wait(work: Pending, disconnected: threading.Event = disconnected) -> None:
+                        group_builder.wait(work, TRANSFER_TIMEOUT_S, disconnected.is_set)
+
+                    align(group, wait, self.state, self.state.position(channel), generation, members)
                     if self.owner != FOREGROUND:
                         # Nobody needs it any more: see ``_group``.
                         group_builder.release(self._groups.pop(STATE_TRANSFER, None))
@@ -328,60 +331,6 @@ class Membership:
         if rank == self.rank:
             return False
         return (not self._finishes and self.heartbeats.done(rank)) or self.heartbeats.dead(rank)
-
-    def _align(self, group: PeerGroup, channel: str) -> None:
-        """Let members that are behind take over the state of one that is not."""
-        state, disconnected = self.state, self._disconnected
-
-        def wait(work: Pending) -> None:
-            group_builder.wait(work, TRANSFER_TIMEOUT_S, disconnected.is_set)
-
-        def send(tensor: Tensor) -> Tensor:
-            """Send a tensor to the partner that is behind, or receive it if this worker is."""
-            tensor = tensor.contiguous()
-            sent, received = (tensor, None) if own in sources else (None, tensor)
-            wait(group.exchange(sent, received, to=partners[own], source=partners[own]))
-            return tensor
-
-        def broadcast(tensor: Tensor, index: int | None = None) -> Tensor:
-            tensor = tensor.contiguous()
-            wait(group.broadcast([tensor], sources[0] if index is None else index))
-            return tensor
-
-        def gather(tensor: Tensor) -> list[Tensor]:
-            gathered = [torch.zeros_like(tensor) for _ in self.members]
-            wait(group.allgather([gathered], [tensor]))
-            return gathered
-
-        steps = [int(each) for each in gather(torch.tensor([state.position(channel)]))]
-        newest = max(steps)
-        own, ranks = group.rank(), range(len(steps))
-        # At the start of a run nobody has a state: all take that of the first member.
-        sources = [index for index in ranks if steps[index] == newest] if newest >= 0 else [0]
-        heads: tuple[Head, ...] = ()
-        if state.lockstep:
-            lineage = None if steps[own] < 0 else state.lineage or merging.ROOT
-            standings = merging.exchange_standings(gather, merging.Standing(lineage, state.checksum()))
-            heads = merging.heads_of(standings)
-            sources = list(heads[0].ranks) if heads else [0]
-        if self.generation > 0:
-            state.on_membership_change()
-        behind = [index for index in ranks if index not in sources]
-        name = merging.generation_id(self.generation, self.members)
-        if len(heads) > 1:
-            merging.merge_states(broadcast, state, merging.parts_of(heads, standings), own)
-            state.lineage = merging.merged_lineage(heads, name, len(self.members))
-            state.on_merge(merging.describe(heads, self.members))
-            return
-        if len(behind) <= len(sources):
-            # Few are behind, such as a worker that came back: the others need not wait for it.
-            partners = {**dict(zip(sources, behind, strict=False)), **dict(zip(behind, sources, strict=False))}
-            if own in partners:
-                transfer_state(send, state, sends=own in sources, takes=own in behind)
-        else:
-            transfer_state(broadcast, state, sends=own == sources[0], takes=own in behind)
-        if state.lockstep:
-            state.lineage = merging.merged_lineage(heads, name, len(self.members))
 
     # Closing
 

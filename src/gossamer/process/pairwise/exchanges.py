@@ -18,7 +18,6 @@ from gossamer.effects import Pair, Swap
 from gossamer.errors import MethodError
 from gossamer.process.collectives.call import mismatch
 from gossamer.process.collectives.membership import STUCK_S
-from gossamer.process.collectives.state_transfer import transfer_state
 from gossamer.process.deadline import Deadline
 from gossamer.process.events import EventKind
 from gossamer.process.lifecycle import TrainingEnded
@@ -29,6 +28,7 @@ from gossamer.process.pairwise.pairing import Agreement, Pairing
 from gossamer.process.pairwise.peer_connections import PeerConnections
 from gossamer.process.pairwise.screening import Screening, Verdict
 from gossamer.process.runtime.worker_state import WorkerState
+from gossamer.process.state.state_transfer import transfer_state
 from gossamer.process.store.heartbeats import Heartbeats
 from gossamer.seeds import stream
 from gossamer.vectors.vector_math import CHUNK, distance

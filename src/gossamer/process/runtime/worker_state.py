@@ -16,9 +16,7 @@ from gossamer.effects import Mean, Shifted, Ticket
 from gossamer.errors import InputError
 from gossamer.methods import Method
 from gossamer.process.averages.step_history import StepHistory
-from gossamer.process.collectives.lineage import Lineage
 from gossamer.process.collectives.membership import FOREGROUND, CommAborted
-from gossamer.process.collectives.merging import ROOT, generation_id
 from gossamer.process.events import EventKind, Events
 from gossamer.process.lifecycle import Lifecycle
 from gossamer.process.metrics import Metrics
@@ -26,6 +24,8 @@ from gossamer.process.replica.agreement import Agreement
 from gossamer.process.runtime.flat_model import FlatModel, plain_name
 from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.staging import Staging
+from gossamer.process.state.lineage import Lineage
+from gossamer.process.state.merging import ROOT, generation_id
 from gossamer.process.watches.weight_watch import WeightWatch
 from gossamer.vectors.flat import as_part_of, local_part
 

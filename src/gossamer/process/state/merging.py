@@ -15,8 +15,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gossamer.process.collectives.lineage import Head, Lineage, Steps, ViewId, find_heads, merge
-from gossamer.process.collectives.state_transfer import TransferableState, move_state
+from gossamer.process.state.lineage import Head, Lineage, Steps, ViewId, find_heads, merge
+from gossamer.process.state.state_transfer import TransferableState, move_state
 
 MAX_TEXT_BYTES = 1 << 20
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from gossamer.process.collectives.lineage import Lineage
+from gossamer.process.state.lineage import Lineage
 
 MAX_HEADER_BYTES = 1 << 24
 

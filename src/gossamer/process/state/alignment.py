@@ -1,0 +1,91 @@
+"""Alignment: the members of a new generation come to the same step and, in lockstep, to the same model.
+
+Members that are behind take over the state of one that is not (``state_transfer``). Those that were trained separately,
+on two sides of a partition, are averaged (``merging``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from gossamer.process.collectives.peer_group import PeerGroup, Pending
+from gossamer.process.state import merging
+from gossamer.process.state.lineage import Head
+from gossamer.process.state.state_transfer import TransferableState, transfer_state
+
+
+def align(
+    group: PeerGroup,
+    wait: Callable[[Pending], None],
+    state: TransferableState,
+    step: int,
+    generation: int,
+    members: Sequence[int],
+) -> None:
+    """Align the ``members`` of a generation, which all call this.
+
+    Args:
+        group: The members, connected.
+        wait: Waits for communication in the group; RuntimeError if it fails.
+        state: The state of this worker.
+        step: The step of this worker; -1 if it has no state yet.
+        generation: The number of the generation.
+        members: The ranks of its members.
+    """
+
+    def broadcast(tensor: Tensor, index: int | None = None) -> Tensor:
+        tensor = tensor.contiguous()
+        wait(group.broadcast([tensor], sources[0] if index is None else index))
+        return tensor
+
+    def gather(tensor: Tensor) -> list[Tensor]:
+        gathered = [torch.zeros_like(tensor) for _ in members]
+        wait(group.allgather([gathered], [tensor]))
+        return gathered
+
+    steps = [int(each) for each in gather(torch.tensor([step]))]
+    newest = max(steps)
+    own, ranks = group.rank(), range(len(steps))
+    # At the start of a run nobody has a state: all take that of the first member.
+    sources = [index for index in ranks if steps[index] == newest] if newest >= 0 else [0]
+    heads: tuple[Head, ...] = ()
+    if state.lockstep:
+        lineage = None if step < 0 else state.lineage or merging.ROOT
+        standings = merging.exchange_standings(gather, merging.Standing(lineage, state.checksum()))
+        heads = merging.heads_of(standings)
+        sources = list(heads[0].ranks) if heads else [0]
+    if generation > 0:
+        state.on_membership_change()
+    name = merging.generation_id(generation, members)
+    if len(heads) > 1:
+        merging.merge_states(broadcast, state, merging.parts_of(heads, standings), own)
+        state.lineage = merging.merged_lineage(heads, name, len(members))
+        state.on_merge(merging.describe(heads, members))
+        return
+    behind = [index for index in ranks if index not in sources]
+    if len(behind) <= len(sources):
+        # Few are behind, such as a worker that came back: the others need not wait for it.
+        partners = {**dict(zip(sources, behind, strict=False)), **dict(zip(behind, sources, strict=False))}
+        if own in partners:
+            _transfer_between_two(group, wait, state, partners[own], sends=own in sources)
+    else:
+        transfer_state(broadcast, state, sends=own == sources[0], takes=own in behind)
+    if state.lockstep:
+        state.lineage = merging.merged_lineage(heads, name, len(members))
+
+
+def _transfer_between_two(
+    group: PeerGroup, wait: Callable[[Pending], None], state: TransferableState, partner: int, *, sends: bool
+) -> None:
+    """Give the state to a partner that is behind, or take over that of a partner that is not."""
+
+    def move(tensor: Tensor) -> Tensor:
+        tensor = tensor.contiguous()
+        sent, received = (tensor, None) if sends else (None, tensor)
+        wait(group.exchange(sent, received, to=partner, source=partner))
+        return tensor
+
+    transfer_state(move, state, sends=sends, takes=not sends)
