@@ -205,7 +205,12 @@ def virtual_step() -> None:
                 "Swap: the network says when vectors arrive",
                 "virtual/comm/exchanges.py, comm/network.py",
             ),
-            ("c", "method", "The displacement is recorded as sums of rows", "virtual/compute/rows.py, vectors/vector_math.py"),
+            (
+                "c",
+                "method",
+                "The displacement is recorded as sums of rows",
+                "virtual/compute/rows.py, vectors/vector_math.py",
+            ),
         ],
     )
     bottom = top + 4 * ROW + 14

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 
 from gossamer.config import Run, resolve
 from gossamer.effects import Update, yields
-from gossamer.loading.method_contract import declared
 from gossamer.methods import METHODS, Method
+from gossamer.methods.loading.method_contract import declared
 from gossamer.tasks import Batches, Task, partition
 from gossamer.testing.worlds.quadratic import DIM, quadratic, recording
 from gossamer.virtual.sim.cluster import Cluster

@@ -18,8 +18,8 @@ FORBIDDEN = {
 # Who may import whom: only from the same layer or one below.
 LAYERS = (
     {"errors", "settings", "seeds", "memory", "vectors", "effects", "worker", "hardware", "results"}
-    | {"topology", "compress", "optim", "recording", "schedules", "wire"},
-    {"loading", "methods", "tasks"},
+    | {"topology", "compress", "optim", "recording", "schedules", "user_file", "wire"},
+    {"methods", "tasks"},
     {"virtual", "process", "config"},
     {"plan", "report", "reproduce", "runs", "train", "api", "integrations", "testing"},
     {"cli", "__main__", ""},

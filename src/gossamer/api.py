@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 from gossamer.config import AUTO, RunConfig, resolve
 from gossamer.errors import InputError, unknown
-from gossamer.loading.method_contract import is_encodable
-from gossamer.loading.method_source import check_ready
 from gossamer.methods import AnyMethod, Method, find
 from gossamer.methods import build as build_method
+from gossamer.methods.loading.method_contract import is_encodable
+from gossamer.methods.loading.method_source import check_ready
 from gossamer.settings import from_values
 from gossamer.tasks import Task
 from gossamer.topology import Topology, build

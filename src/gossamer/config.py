@@ -16,10 +16,10 @@ from typing import TYPE_CHECKING, Any
 from gossamer import tasks, wire
 from gossamer.errors import InputError, MethodError, unknown
 from gossamer.hardware import HardwareConfig
-from gossamer.loading.method_contract import is_encodable
-from gossamer.loading.method_source import build as build_method
-from gossamer.loading.method_source import check_ready
 from gossamer.methods import METHODS, AnyMethod, Method, MethodConfig, Source, locate
+from gossamer.methods.loading.method_contract import is_encodable
+from gossamer.methods.loading.method_source import build as build_method
+from gossamer.methods.loading.method_source import check_ready
 from gossamer.schedules import SHAPES
 from gossamer.settings import Settings, from_values, option
 from gossamer.tasks import Task, TaskConfig

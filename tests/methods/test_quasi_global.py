@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from gossamer.config import resolve
 from gossamer.effects import Start, Ticket, Update, Wait, yields
 from gossamer.errors import InputError
-from gossamer.loading.method_contract import check_declaration, declared
 from gossamer.methods import METHODS, Method, build
+from gossamer.methods.loading.method_contract import check_declaration, declared
 from gossamer.methods.quasi_global import LAST, MOMENTUM, AveragingConfig, QuasiGlobal, longest_period
 from gossamer.optim import AccumAdam
 from gossamer.settings import from_values

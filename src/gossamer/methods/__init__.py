@@ -8,14 +8,14 @@ command line lists methods and their options without it.
 from __future__ import annotations
 
 from gossamer.errors import unknown
-from gossamer.loading.method_contract import check_declaration
-from gossamer.loading.method_source import Source, build, check_class, from_file, from_package, is_file, plugins
 from gossamer.methods.a2cid2 import A2CiD2
 from gossamer.methods.allreduce import AllReduce
 from gossamer.methods.diloco import DiLoCo
 from gossamer.methods.divisible import Divisible
 from gossamer.methods.gossip import Gossip
 from gossamer.methods.lasgd import LASGD
+from gossamer.methods.loading.method_contract import check_declaration
+from gossamer.methods.loading.method_source import Source, build, check_class, from_file, from_package, is_file, plugins
 from gossamer.methods.localsgd import LocalSGD
 from gossamer.methods.method import Method, MethodConfig
 from gossamer.methods.noloco import NoLoCo

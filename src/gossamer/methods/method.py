@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gossamer.effects import MethodGenerator
-from gossamer.loading.method_contract import PAIRWISE, WAITING, declared
+from gossamer.methods.loading.method_contract import PAIRWISE, WAITING, declared
 from gossamer.settings import Settings
 from gossamer.topology import Topology
 from gossamer.topology.disagreement import Disagreement

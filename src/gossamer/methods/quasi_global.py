@@ -39,7 +39,7 @@ from typing import TYPE_CHECKING, Any
 
 from gossamer.effects import MethodGenerator, Update, yields
 from gossamer.errors import InputError
-from gossamer.loading.method_contract import declared
+from gossamer.methods.loading.method_contract import declared
 from gossamer.methods.method import Method, MethodConfig
 from gossamer.settings import option
 from gossamer.vectors.vector_math import combine

@@ -17,8 +17,8 @@ from functools import partial
 from typing import Any
 
 from gossamer.config import Run, resolve
-from gossamer.loading.method_contract import is_encodable
 from gossamer.methods import find
+from gossamer.methods.loading.method_contract import is_encodable
 from gossamer.plan.cluster_spec import ClusterSpec
 from gossamer.plan.learning_curve import Reached, when_reached
 from gossamer.plan.predict import Prediction

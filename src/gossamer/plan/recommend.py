@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
-from gossamer.loading.method_contract import is_encodable
 from gossamer.methods import find
+from gossamer.methods.loading.method_contract import is_encodable
 from gossamer.plan.cluster_spec import ClusterSpec
 from gossamer.plan.predict import Candidate, Prediction, candidates, ddp_step_s, predict
 from gossamer.plan.runtime_model.cluster_model import ClusterModel

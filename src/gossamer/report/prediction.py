@@ -15,8 +15,8 @@ import numpy as np
 
 from gossamer.config import make_schedule
 from gossamer.errors import InputError
-from gossamer.loading.method_source import is_file
 from gossamer.methods import Method, build, find
+from gossamer.methods.loading.method_source import is_file
 from gossamer.settings import from_values
 from gossamer.topology import Topology
 from gossamer.topology import build as build_topology

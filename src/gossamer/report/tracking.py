@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from gossamer.errors import InputError
-from gossamer.loading.user_file import blaming, execute, importable
 from gossamer.results import Point, WorkerPoint
+from gossamer.user_file import blaming, execute, importable
 
 Tracker = Callable[[int, dict[str, float]], None]
 """Called with the number of steps, per worker on average, and the figures by name."""

@@ -7,9 +7,9 @@ from importlib import import_module
 from pathlib import Path
 
 from gossamer.errors import InputError, unknown
-from gossamer.loading.user_file import blaming, execute, importable
 from gossamer.tasks.partition import Batches, partition, worker_batches
 from gossamer.tasks.task import Task, TaskConfig, accuracy, cross_entropy
+from gossamer.user_file import blaming, execute, importable
 
 __all__ = [
     "TASKS",

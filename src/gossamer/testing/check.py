@@ -10,13 +10,13 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from gossamer.errors import InputError, unknown
-from gossamer.loading.user_file import describe
 from gossamer.testing.checks.context import Context
 from gossamer.testing.checks.table import CHECKS, Check
 from gossamer.testing.report import FAILED, GIVEN_UP, PASSED, SKIPPED, CheckResult, MethodCheckError, MethodReport
 from gossamer.testing.subject import Subject, Tested
 from gossamer.testing.violations import Broken, NotApplicable
 from gossamer.testing.worlds.real_run import warm_up
+from gossamer.user_file import describe
 
 DEFAULT_SEEDS = range(6)
 DEFAULT_WORKERS = 3

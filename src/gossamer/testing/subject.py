@@ -15,13 +15,13 @@ from torch import nn
 
 from gossamer import optim
 from gossamer.errors import InputError
-from gossamer.loading.method_source import check_class
-from gossamer.loading.user_file import execute, importable
 from gossamer.methods import Method, locate
 from gossamer.methods import build as build_method
+from gossamer.methods.loading.method_source import check_class
 from gossamer.settings import from_values
 from gossamer.topology import Topology
 from gossamer.topology import build as build_topology
+from gossamer.user_file import execute, importable
 
 Factory = Callable[[Topology], Method]
 """A function that builds the method for a topology."""

@@ -11,9 +11,9 @@ from typing import Any
 
 from gossamer.cli.output import print_json, print_note, print_table
 from gossamer.errors import InputError
-from gossamer.loading.method_contract import PARTS, declared
-from gossamer.loading.method_source import package_of, plugins
 from gossamer.methods import BUILT_IN, METHODS, Method, Source, locate
+from gossamer.methods.loading.method_contract import PARTS, declared
+from gossamer.methods.loading.method_source import package_of, plugins
 
 
 def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:

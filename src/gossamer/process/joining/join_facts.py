@@ -16,11 +16,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 import gossamer
-from gossamer.loading.user_file import path_of
 from gossamer.methods import Method
 from gossamer.methods.quasi_global import QuasiGlobal
 from gossamer.process.runtime.flat_model import FlatModel, plain_name
 from gossamer.topology import Topology
+from gossamer.user_file import path_of
 from gossamer.vectors.flat import Flat, Part
 from gossamer.wire import Codec
 

@@ -17,7 +17,7 @@ import torch
 
 from gossamer.effects import Effect, Gather, Mean, MethodGenerator, Shift, Start, Swap, Update, Wait
 from gossamer.errors import MethodError
-from gossamer.loading.method_contract import check_effect, check_generator
+from gossamer.methods.loading.method_contract import check_effect, check_generator
 from gossamer.process.collectives.membership import BACKGROUND, FOREGROUND, CommAborted, Membership, StepRetry
 from gossamer.process.lifecycle import Phase, TrainingEnded
 from gossamer.process.runtime.effect_handler import EffectHandler

@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from gossamer.errors import InputError
-from gossamer.loading.method_contract import check_declaration
 from gossamer.methods import Method
+from gossamer.methods.loading.method_contract import check_declaration
 from gossamer.process.collectives import nccl
 from gossamer.process.collectives.encoded_mean import EncodedMeans
 from gossamer.process.collectives.group_builder import GroupBuilder

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from gossamer.errors import InputError
-from gossamer.loading.method_contract import PARTS, check_declaration
 from gossamer.methods import Method
+from gossamer.methods.loading.method_contract import PARTS, check_declaration
 from gossamer.testing.checks.context import Context
 from gossamer.testing.violations import Broken
 from gossamer.testing.worlds.virtual_runs import UNEVEN, make_cluster, models

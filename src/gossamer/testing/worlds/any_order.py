@@ -30,8 +30,8 @@ from gossamer.effects import (
     WaitSteps,
 )
 from gossamer.errors import MethodError
-from gossamer.loading.method_contract import check_declaration, check_effect, check_generator
 from gossamer.methods import Method
+from gossamer.methods.loading.method_contract import check_declaration, check_effect, check_generator
 from gossamer.testing.violations import Broken
 from gossamer.testing.worlds.collective import Collective, Contribution, describe_call, same
 from gossamer.topology import Topology

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from gossamer.effects import MethodGenerator, yields
 from gossamer.errors import InputError
-from gossamer.loading.method_contract import declared
 from gossamer.methods import Method
+from gossamer.methods.loading.method_contract import declared
 from gossamer.process.runtime.swarm import Swarm
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 from gossamer.process.store.rank_info import RankInfo

@@ -13,8 +13,8 @@ from torch import Tensor
 
 from gossamer.config import resolve
 from gossamer.effects import MethodGenerator, Update, yields
-from gossamer.loading.method_contract import declared
 from gossamer.methods import Method
+from gossamer.methods.loading.method_contract import declared
 from gossamer.tasks import Task
 from gossamer.testing.subject import Subject
 from gossamer.testing.worlds.quadratic import DIM, quadratic, recording

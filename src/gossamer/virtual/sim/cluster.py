@@ -23,7 +23,7 @@ from collections.abc import Callable
 import torch
 
 from gossamer.config import Run, find_device
-from gossamer.loading.method_contract import check_declaration
+from gossamer.methods.loading.method_contract import check_declaration
 from gossamer.recording import Recorder
 from gossamer.seeds import stream
 from gossamer.tasks import worker_batches

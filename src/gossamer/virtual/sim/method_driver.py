@@ -10,8 +10,8 @@ import numpy as np
 
 from gossamer.effects import MethodGenerator, Pair, Start, Swap, Ticket, Update, Wait, WaitSteps
 from gossamer.errors import MethodError
-from gossamer.loading.method_contract import PARTS, check_effect, check_generator, declared
 from gossamer.methods import Method
+from gossamer.methods.loading.method_contract import PARTS, check_effect, check_generator, declared
 from gossamer.recording import Recorder
 from gossamer.virtual.comm.deadlocks import DeadlockDetector
 from gossamer.virtual.comm.encoding import Encoding

@@ -21,12 +21,12 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from gossamer.errors import InputError, MethodError, unknown
-from gossamer.loading.method_contract import check_declaration
-from gossamer.loading.user_file import blame, blaming, describe, execute, importable, path_of
+from gossamer.methods.loading.method_contract import check_declaration
 from gossamer.methods.method import Method, MethodConfig
 from gossamer.methods.quasi_global import AveragingConfig, QuasiGlobal
 from gossamer.settings import field_types
 from gossamer.topology import Topology
+from gossamer.user_file import blame, blaming, describe, execute, importable, path_of
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

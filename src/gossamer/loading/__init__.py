@@ -1,1 +1,0 @@
-"""Methods and tasks from the user's own files and from installed packages, and what a method must declare."""
