@@ -134,13 +134,19 @@ def test_a_run_that_diverges_is_reported(gossamer):
 
 
 BREAKS = """
-import os
+import os, pathlib, time
 import torch
 from gossamer import Task
 
+failed = pathlib.Path({folder!r}, "failed")
+
 def loss(outputs, targets):
     if os.environ.get("RANK") in {ranks} and torch.is_grad_enabled():
+        failed.touch()
         raise KeyError("no such thing")
+    # Workers that do not wait for each other would be through before the one that fails has made a step.
+    while torch.is_grad_enabled() and not failed.exists():
+        time.sleep(0.01)
     return (outputs - targets).square().mean()
 
 x = torch.randn(64, 2, generator=torch.Generator().manual_seed(0))
@@ -149,11 +155,11 @@ task = Task(name="breaks", model=lambda: torch.nn.Linear(2, 1), train=(x, x[:, :
 
 
 def test_a_worker_that_fails_is_reported_in_one_line_and_the_others_continue(gossamer, tmp_path):
-    (tmp_path / "breaks.py").write_text(BREAKS.format(ranks={"1"}))
+    (tmp_path / "breaks.py").write_text(BREAKS.format(ranks={"1"}, folder=str(tmp_path)))
     ran = gossamer("train", "--task", "breaks.py", "--workers", "3", "--steps", "20", "--out", "run")
     assert ran.code == 0
     messages = [line for line in ran.err.splitlines() if "no such thing" in line]
-    assert messages == ["a2cid2: worker 1 gone (KeyError: 'no such thing' (breaks.py, line 8)); going on with 2"], (
+    assert messages == ["a2cid2: worker 1 gone (KeyError: 'no such thing' (breaks.py, line 11)); going on with 2"], (
         ran.err
     )
     assert "Traceback" not in ran.err
@@ -162,7 +168,7 @@ def test_a_worker_that_fails_is_reported_in_one_line_and_the_others_continue(gos
 
 
 def test_when_all_workers_fail_there_is_no_result(gossamer, tmp_path):
-    (tmp_path / "breaks.py").write_text(BREAKS.format(ranks={"0", "1"}))
+    (tmp_path / "breaks.py").write_text(BREAKS.format(ranks={"0", "1"}, folder=str(tmp_path)))
     ran = gossamer("train", "--task", "breaks.py", "--workers", "2", "--steps", "20")
     assert ran.code == 1
     assert ran.out == ""
