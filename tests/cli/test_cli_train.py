@@ -134,13 +134,19 @@ def test_a_run_that_diverges_is_reported(gossamer):
 
 
 BREAKS = """
-import os
+import os, pathlib, time
 import torch
 from gossamer import Task
 
+failed = pathlib.Path({folder!r}, "failed")
+
 def loss(outputs, targets):
     if os.environ.get("RANK") in {ranks} and torch.is_grad_enabled():
+        failed.touch()
         raise KeyError("no such thing")
+    # Workers that do not wait for each other would be through before the one that fails has made a step.
+    while torch.is_grad_enabled() and not failed.exists():
+        time.sleep(0.01)
     return (outputs - targets).square().mean()
 
 x = torch.randn(64, 2, generator=torch.Generator().manual_seed(0))
@@ -149,11 +155,11 @@ task = Task(name="breaks", model=lambda: torch.nn.Linear(2, 1), train=(x, x[:, :
 
 
 def test_a_worker_that_fails_is_reported_in_one_line_and_the_others_continue(gossamer, tmp_path):
-    (tmp_path / "breaks.py").write_text(BREAKS.format(ranks={"1"}))
+    (tmp_path / "breaks.py").write_text(BREAKS.format(ranks={"1"}, folder=str(tmp_path)))
     ran = gossamer("train", "--task", "breaks.py", "--workers", "3", "--steps", "20", "--out", "run")
     assert ran.code == 0
     messages = [line for line in ran.err.splitlines() if "no such thing" in line]
-    assert messages == ["a2cid2: worker 1 gone (KeyError: 'no such thing' (breaks.py, line 8)); going on with 2"], (
+    assert messages == ["a2cid2: worker 1 gone (KeyError: 'no such thing' (breaks.py, line 11)); going on with 2"], (
         ran.err
     )
     assert "Traceback" not in ran.err
@@ -162,7 +168,7 @@ def test_a_worker_that_fails_is_reported_in_one_line_and_the_others_continue(gos
 
 
 def test_when_all_workers_fail_there_is_no_result(gossamer, tmp_path):
-    (tmp_path / "breaks.py").write_text(BREAKS.format(ranks={"0", "1"}))
+    (tmp_path / "breaks.py").write_text(BREAKS.format(ranks={"0", "1"}, folder=str(tmp_path)))
     ran = gossamer("train", "--task", "breaks.py", "--workers", "2", "--steps", "20")
     assert ran.code == 1
     assert ran.out == ""
@@ -223,7 +229,7 @@ def alive(pid):
     return True
 
 
-def all_gone(pids, within_s=5.0):
+def all_gone(pids, within_s=60.0):
     deadline = time.monotonic() + within_s
     while any(map(alive, pids)) and time.monotonic() < deadline:
         time.sleep(0.05)
@@ -240,7 +246,7 @@ def test_ctrl_c_ends_all_workers_and_leaves_a_checkpoint(running, gossamer, tmp_
         os.killpg(process.pid, signal.SIGINT)
     else:
         process.send_signal(signal.SIGINT if how == "launcher" else how)
-    out, err = process.communicate(timeout=30)
+    out, err = process.communicate(timeout=100)
     assert process.returncode == 130
     assert err.splitlines()[-1].startswith("gossamer: stopped after ")
     assert "Traceback" not in out + err
@@ -267,14 +273,40 @@ def test_workers_end_when_the_command_is_killed(running, tmp_path):
     pids = workers_of(tmp_path / "run")
     process.kill()
     process.communicate()
-    assert all_gone(pids, within_s=20)
+    assert all_gone(pids)
 
 
-def test_a_killed_worker_is_started_again(running, tmp_path):
-    process = running(*LONG[:6], "400", *LONG[7:], "--method", "a2cid2", "--restart")
-    os.kill(workers_of(tmp_path / "run")[1], signal.SIGKILL)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode == 0
+KILLED = """
+import os, pathlib, signal, time
+import torch
+from gossamer import Task
+
+first, back = pathlib.Path({folder!r}, "first"), pathlib.Path({folder!r}, "back")
+steps = 0
+
+def loss(outputs, targets):
+    global steps
+    steps += torch.is_grad_enabled()
+    if os.environ.get("RANK") == "1" and torch.is_grad_enabled():
+        if not first.exists():
+            first.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        back.touch()
+    # The others make a few steps and wait until it is back.
+    while steps > 3 and not back.exists():
+        time.sleep(0.01)
+    return (outputs - targets).square().mean()
+
+x = torch.randn(64, 2, generator=torch.Generator().manual_seed(0))
+task = Task(name="killed", model=lambda: torch.nn.Linear(2, 1), train=(x, x[:, :1]), test=(x, x[:, :1]), loss=loss)
+"""
+
+
+def test_a_killed_worker_is_started_again(gossamer, tmp_path):
+    (tmp_path / "killed.py").write_text(KILLED.format(folder=str(tmp_path)))
+    ran = gossamer("train", "--task", "killed.py", "--workers", "3", "--steps", "40", "--out", "run", "--restart")
+    err = ran.err
+    assert ran.code == 0
     assert "a2cid2: worker 1 gone (killed by SIGKILL); going on with 2" in err.splitlines()
     assert "a2cid2: worker 1 started again" in err.splitlines()
     summary = json.loads((tmp_path / "run" / "summary.json").read_text())
@@ -339,7 +371,8 @@ def test_an_environment_that_makes_no_sense_is_one_line(gossamer, monkeypatch, v
 
 def test_workers_evaluate_on_the_test_set_from_time_to_time(gossamer):
     ran = gossamer(
-        *("train", "--workers", "2", "--steps", "150", "--method", "gossip", "--compute", "20ms", "--json"),
+        *("train", "--workers", "2", "--steps", "100", "--method", "gossip", "--compute", "20ms", "--json"),
+        *("--eval-every", "20"),
     )
     (result,) = ran.document["results"]
     seen = [point["worker_accuracy"]["mean"] for point in result["history"] if point["worker_accuracy"] is not None]

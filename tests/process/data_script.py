@@ -53,6 +53,8 @@ def train_on_numbers(rank: int, environment: dict[str, str], order: dict[str, An
             until, wait = time.monotonic() + 60, order.get("wait", {}).get((rank, epoch))
             while wait == "alone" and swarm.metrics().peers_alive and time.monotonic() < until:
                 time.sleep(0.02)
+            while wait == "company" and not swarm.metrics().peers_alive and time.monotonic() < until:
+                time.sleep(0.02)
             while wait == "file" and not order["file"].exists() and time.monotonic() < until:
                 time.sleep(0.02)
     lr = optimizer.param_groups[0]["lr"]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import time
 from multiprocessing.connection import Connection
 from typing import Any
@@ -17,6 +18,8 @@ from gossamer.process.runtime.swarm import Swarm
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 from gossamer.process.store.rank_info import find_rank_info
 from gossamer.topology import build
+
+STAYS_S = 100.0
 
 seen: list[Any] = []
 """What the method of this process has seen."""
@@ -187,19 +190,23 @@ def run_method(rank: int, environment: dict[str, str], order: dict[str, Any], ou
     method = globals()[order["effects"]](MethodConfig(), topology)
     swarm = Swarm(WorkerRuntime(model, optimizer, method, topology, rank_info, 0))
     out.send({"at": "joined", "seen": list(seen)})
+    dies, at = order.get("dies", (None, 0))
     try:
         for step in range(order["steps"]):
+            if "until" in order and order["until"].exists():
+                break
+            if (dies, at) == (rank, step):
+                os.kill(os.getpid(), signal.SIGKILL)
             model(torch.ones(1, 3)).sum().backward()
             time.sleep(order.get("compute_s", 0.01))
             optimizer.step()
             optimizer.zero_grad()
             if step % 10 == 9:
-                out.send({"at": "step", "step": step + 1})
+                out.send({"at": "step", "step": step + 1, "seen": len(seen)})
         swarm.finish()
         weights = [parameter.tolist() for parameter in model.parameters()]
         out.send({"at": "finished", "seen": seen, "weights": weights, "bytes": swarm.metrics().bytes_sent})
     except (InputError, ZeroDivisionError) as error:
         out.send({"at": "failed", "why": str(error), "kind": type(error).__name__})
-        # The others find out by themselves.
-        time.sleep(order.get("stays_s", 3.0))
-        swarm.close()
+        # The others find out by themselves. The test ends this process.
+        time.sleep(STAYS_S)

@@ -78,12 +78,12 @@ def newest_steps(workers: RealWorkers, ranks: list[int]) -> list[int]:
 @pytest.mark.parametrize("method", NOT_WAITING)
 def test_killed_in_the_middle_of_an_exchange(method: str) -> None:
     with RealWorkers(4, method=method, steps=100, dies=(2, 50), **LONG) as workers:
-        before = [worker.step(50)["longest"] for worker in (workers[0], workers[1], workers[3])]
         workers[2].died()
         ends = workers.finished([0, 1, 3])
         trained = [workers[rank].reports[-2] for rank in (0, 1, 3)]
     assert all(report["at"] == "trained" and report["steps"] == 100 for report in trained)
-    assert max(report["longest"] for report in trained) < max(before) + 1.0
+    # The deadline of the first exchanges is a minute. Nobody's steps wait for it.
+    assert max(report["longest"] for report in trained) < 30
     good(ends)
 
 
@@ -94,7 +94,8 @@ def test_killed_in_the_middle_of_an_average(method: str) -> None:
         ends = workers.finished([0, 1, 3])
         trained = [workers[rank].reports[-2] for rank in (0, 1, 3)]
     assert all(report["at"] == "trained" and report["steps"] >= 58 for report in trained)
-    assert max(report["longest"] for report in trained) < 10
+    # That of a collective is a minute or more, unless somebody is found dead.
+    assert max(report["longest"] for report in trained) < 30
     good(ends)
 
 
@@ -164,40 +165,39 @@ def test_killed_while_they_take_the_last_mean(method: str, victim: int) -> None:
 
 @pytest.mark.parametrize("victim", [0, 2])
 @pytest.mark.parametrize("method", EVERY)
-def test_a_restarted_worker_is_back_in_the_exchange(method: str, victim: int) -> None:
-    with RealWorkers(4, method=method, steps=500) as workers:
+def test_a_restarted_worker_is_back_in_the_exchange(method: str, victim: int, tmp_path: Path) -> None:
+    with RealWorkers(4, method=method, steps=100_000, until=tmp_path / "enough") as workers:
         for worker in workers:
             worker.step(50)
         workers.kill(victim)
         workers[1].step(100)
-        back = workers.restart(victim)
-        back.at("start")
-        began = time.monotonic()
-        back.until(lambda report: report.get("exchanges", 0) > 0, 20)
-        assert time.monotonic() - began < 5
+        workers.restart(victim).exchanged()
+        (tmp_path / "enough").touch()
         ends = workers.finished()
     assert any("came back" in item for item in ends[victim]["events"])
     good(ends)
 
 
 @pytest.mark.parametrize("method", ["gossip", "allreduce", "lasgd"])
-def test_restarted_at_once_before_anybody_takes_it_for_dead(method: str) -> None:
-    with RealWorkers(4, method=method, steps=400) as workers:
+def test_restarted_at_once_before_anybody_takes_it_for_dead(method: str, tmp_path: Path) -> None:
+    with RealWorkers(4, method=method, steps=100_000, until=tmp_path / "enough") as workers:
         for worker in workers:
             worker.step(50)
         workers.kill(2)
-        workers.restart(2).until(lambda report: report.get("exchanges", 0) > 0, 20)
+        workers.restart(2).exchanged()
+        (tmp_path / "enough").touch()
         good(workers.finished())
 
 
 @pytest.mark.parametrize("method", ["a2cid2", "allreduce"])
-def test_every_worker_is_restarted_in_turn(method: str) -> None:
-    with RealWorkers(3, method=method, steps=400) as workers:
+def test_every_worker_is_restarted_in_turn(method: str, tmp_path: Path) -> None:
+    with RealWorkers(3, method=method, steps=100_000, until=tmp_path / "enough") as workers:
         for worker in workers:
             worker.step(50)
         for victim in (1, 0, 2, 0):
             workers.kill(victim)
-            workers.restart(victim).until(lambda report: report.get("exchanges", 0) > 2, 20)
+            workers.restart(victim).exchanged(2)
+        (tmp_path / "enough").touch()
         good(workers.finished())
 
 
@@ -282,23 +282,27 @@ def test_a_worker_leaves_after_half_its_batches(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", EVERY)
-def test_what_is_not_finite_does_not_spread(method: str) -> None:
+def test_what_is_not_finite_does_not_spread(method: str, tmp_path: Path) -> None:
     order = {"method": method, "topology": "complete", "momentum": 0.5, "poison": (1, 60, float("nan"))}
-    with RealWorkers(4, steps=200, **order) as workers:
+    with RealWorkers(4, steps=100_000, until=tmp_path / "enough", **order) as workers:
+        told = workers[1].said("our weights were not finite")
+        workers[1].step(told["step"] + 50)
+        (tmp_path / "enough").touch()
         ends = workers.finished()
         trained = [worker.reports[-2] for worker in workers]
-    assert any("our weights were not finite" in item for item in ends[1]["events"])
     assert sum(report["refused"] for report in trained) > 0
     good(ends)
 
 
 @pytest.mark.parametrize("method", PAIRWISE)
-def test_what_is_absurdly_large_does_not_spread(method: str) -> None:
+def test_what_is_absurdly_large_does_not_spread(method: str, tmp_path: Path) -> None:
     order = {"method": method, "topology": "complete", "poison": (1, 60, 1e12)}
-    with RealWorkers(4, steps=200, **order) as workers:
+    with RealWorkers(4, steps=100_000, until=tmp_path / "enough", **order) as workers:
+        told = workers[1].said("absurdly large: took over")
+        workers[1].step(told["step"] + 50)
+        (tmp_path / "enough").touch()
         ends = workers.finished()
         trained = [worker.reports[-2] for worker in workers]
-    assert any("absurdly large: took over" in item for item in ends[1]["events"])
     assert sum(report["refused"] for report in trained) > 0
     good(ends)
 
@@ -440,11 +444,13 @@ def test_who_connects_and_hangs_up_leaves_nothing_behind(method: str, tmp_path: 
         made = [worker.step(0)["step"] for worker in workers]
         for worker, step in zip(workers, made, strict=True):
             worker.step(step + 100)
-        after = [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
+        # A request to the store, or an edge that is replaced, may be on its way.
+        until = time.monotonic() + 60
+        while any(len(os.listdir(f"/proc/{pid}/fd")) > had + 4 for pid, had in zip(pids, before, strict=True)):
+            assert time.monotonic() < until
+            time.sleep(0.05)
         (tmp_path / "enough").touch()
         ends = workers.finished()
-    # A request to the store, or an edge that is replaced, may be on its way.
-    assert all(now <= then + 4 for then, now in zip(before, after, strict=True))
     good(ends)
 
 
@@ -459,7 +465,7 @@ def test_ctrl_c(method: str) -> None:
         for worker in workers:
             worker.signal(signal.SIGINT)
         for worker in workers:
-            worker.process.join(10)
+            worker.process.join(60)
         codes = [worker.process.exitcode for worker in workers]
     assert codes == [1, 1, 1, 1]
 
@@ -470,6 +476,6 @@ def test_ctrl_c_for_one_of_them(method: str) -> None:
         for worker in workers:
             worker.step(50)
         workers[2].signal(signal.SIGINT)
-        workers[2].process.join(10)
+        workers[2].process.join(60)
         assert workers[2].process.exitcode == 1
         good(workers.finished([0, 1, 3]))

@@ -83,7 +83,7 @@ def train_and_join_again(rank: int, environment: dict[str, str], order: dict[str
             began = time.monotonic()
             if rank == 1:
                 gossamer.join(model, optimizer, method=order["method"])
-            while time.monotonic() - began < 30 and not any(event.kind == "failed" for event in swarm.events):
+            while time.monotonic() - began < 60 and not any(event.kind == "failed" for event in swarm.events):
                 train(model, optimizer, 1)
     except gossamer.InputError as error:
         out.send({"at": "refused", "why": str(error)})

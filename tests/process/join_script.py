@@ -8,6 +8,7 @@ import signal
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +18,17 @@ import gossamer
 from gossamer.errors import InputError
 from gossamer.process.joining import handshake
 from gossamer.process.joining.handshake import Handshake
+
+
+class Touch(logging.Handler):
+    """Makes a file when something is said."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.path.touch()
 
 
 def make_model(width: int = 8) -> nn.Module:
@@ -58,6 +70,14 @@ def run(rank: int, environment: dict[str, str], order: dict[str, Any], out: Conn
         wrapper = Accelerator(cpu=True).prepare(optimizer)
         optimizer = optimizer if own.get("unwrapped") else wrapper
     time.sleep(own.get("late_s", 0.0))
+    while "late" in own and not own["late"].exists():
+        time.sleep(0.01)
+    if "waited" in own:
+        # As soon as this worker says that it waits.
+        logger = logging.getLogger("gossamer")
+        logger.addHandler(Touch(own["waited"]))
+        logger.setLevel(logging.INFO)
+        logger.propagate = False
     began = time.monotonic()
     out.send({"at": "start"})
     try:

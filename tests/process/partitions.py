@@ -68,7 +68,8 @@ def test_both_sides_of_a_partition_are_averaged(hosts: Hosts, tmp_path: Path, me
         # The one that is cut off, and the others, each train on.
         steps_more(workers, (2, 0, 1), 40)
         hosts.reconnect(2)
-        time.sleep(8.0)
+        for worker in workers:
+            worker.until(lambda report: any("trained separately" in e for e in report.get("events", ())), LIMIT_S)
         steps_more(workers, (0, 1, 2), 20)
         (tmp_path / "enough").touch()
         ends = finished(workers)

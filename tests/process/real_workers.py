@@ -114,6 +114,14 @@ class RealWorker:
     def step(self, number: int) -> Report:
         return self.until(lambda report: report["at"] == "step" and report["step"] >= number)
 
+    def exchanged(self, more_than: int = 0) -> Report:
+        """Wait until it has made more exchanges than this."""
+        return self.until(lambda report: report.get("exchanges", 0) > more_than)
+
+    def said(self, words: str) -> Report:
+        """Wait until one of the events that it reports while it trains has these words."""
+        return self.until(lambda report: any(words in event for event in report.get("events", ())))
+
 
 class RealWorkers:
     """A job of several workers, all gone when the test is over."""
@@ -165,6 +173,6 @@ class RealWorkers:
         chosen = [self.workers[rank] for rank in (range(len(self.workers)) if ranks is None else ranks)]
         reports = [worker.at("finished") for worker in chosen]
         for worker in chosen:
-            worker.process.join(20)
+            worker.process.join(60)
             assert worker.process.exitcode == 0
         return reports

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import os
+import time
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -80,3 +81,20 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
     out.send(
         {"at": "finished", "in_one_go": in_one_go, "resumed": weights(model), "in_flight": in_flight, "events": events}
     )
+
+
+def average_apart(rank: int, environment: dict[str, str], order: dict[str, Any], out: Connection) -> None:
+    """Go on from a state in which the workers have merged different numbers of averages."""
+    os.environ.update(environment, RANK=str(rank))
+    torch.set_num_threads(1)
+    model, optimizer = model_and_optimizer("lasgd")
+    with join(model, optimizer, method="lasgd") as swarm:
+        state = swarm.state_dict()
+        swarm.load_state_dict({**state, "scalars": {**state["scalars"], "merges": 5 + rank}})
+        step = 0
+        while swarm.metrics().exchanges < 2:
+            advance(rank, model, optimizer, range(step, step + 1))
+            step += 1
+            time.sleep(0.001)
+        exchanges = swarm.metrics().exchanges
+    out.send({"at": "finished", "exchanges": exchanges, "events": list(map(str, swarm.events))})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ def test_a_peer_gives_its_state_also_while_it_looks_for_no_exchange() -> None:
     # After the first exchange of the run the survivor would pair again in a million steps only.
     with RealWorkers(2, method="noloco", settings={"period": 1_000_000}, steps=100_000) as workers:
         for worker in workers:
-            worker.until(lambda report: report.get("exchanges", 0) > 0)
+            worker.exchanged()
         workers.kill(1)
         joined = workers.restart(1).at("joined")
         workers[0].step(workers[0].reports[-1]["step"] + 20)
@@ -38,14 +39,18 @@ def test_a_peer_gives_its_state_also_while_it_looks_for_no_exchange() -> None:
 
 
 @pytest.mark.parametrize("method", ["a2cid2", "allreduce"])
-def test_a_worker_that_is_started_again_exchanges_and_ends_with_the_weights_of_the_others(method: str) -> None:
-    with RealWorkers(3, script=train_and_name_groups, method=method, steps=(400, 400, 100)) as workers:
+def test_a_worker_that_is_started_again_exchanges_and_ends_with_the_weights_of_the_others(
+    method: str, tmp_path: Path
+) -> None:
+    order = {"method": method, "steps": 100_000, "until": tmp_path / "enough"}
+    with RealWorkers(3, script=train_and_name_groups, **order) as workers:
         for worker in workers:
             worker.step(50)
         workers.kill(2)
         back = workers.restart(2)
         assert any("came back" in event for event in back.at("joined")["events"])
-        back.until(lambda report: report.get("exchanges", 0) > 0)
+        back.exchanged()
+        (tmp_path / "enough").touch()
         ends = workers.finished()
         names = back.at("groups")["names"]
     # It takes no part in what its predecessor was a member of: nobody would come.

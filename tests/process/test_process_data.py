@@ -56,10 +56,13 @@ def test_the_data_of_a_dead_worker_goes_to_the_other_and_back_when_it_returns(tm
 
 
 def test_workers_in_lockstep_go_on_together_after_a_return():
-    order = {"method": "allreduce", "epochs": 6, "pause_s": [0.03, 0.03], "averaged": True}
+    wait = {(0, 1): "alone", (0, 2): "company"}
+    order = {"method": "allreduce", "epochs": 6, "pause_s": [0.03, 0.03], "averaged": True, "wait": wait}
     with RealWorkers(2, script=train_on_numbers, **order) as workers:
         workers[1].until(lambda report: report["at"] == "step" and report["epoch"] == 1)
         workers.kill(1)
+        # Worker 0 waits at the end of its third epoch until the other is there again.
+        workers[0].until(lambda report: report["at"] == "epoch" and report["epoch"] == 2)
         returned = workers.restart(1)
         workers.finished()
         positions = [[r["progress"] for r in worker.reports if r["at"] == "step"] for worker in (workers[0], returned)]

@@ -20,7 +20,7 @@ def refusals(order: dict[str, Any], count: int = 2) -> list[str]:
         for worker in workers:
             worker.process.join(WITHIN_S)
             assert worker.process.exitcode == 0
-    assert all(report["after_s"] < 10 for report in reports[-1:])
+    assert all(report["after_s"] < WITHIN_S for report in reports[-1:])
     return [report["why"] for report in reports]
 
 
@@ -99,7 +99,6 @@ def test_who_comes_to_a_run_that_has_begun_fails_alone(rank: int, own: Any, line
         (tmp_path / "enough").touch()
         ends = [worker.at("finished", WITHIN_S) for worker in workers]
     assert line in refused["why"]
-    assert refused["after_s"] < 10
     assert ends[0]["weights"] == ends[1]["weights"]
     assert undisturbed(ends)
 
@@ -125,20 +124,23 @@ def test_killed_in_the_handshake(victim: int, dies: str) -> None:
         assert any(kind == "died" and "before the start" in text for end in ends for kind, text in end["events"])
 
 
-def test_a_late_worker_is_waited_for_and_said() -> None:
-    order = {"method": "gossip", "say_after_s": 0.5, "ranks": {1: {"late_s": 2.0}}}
+def test_a_late_worker_is_waited_for_and_said(tmp_path: Path) -> None:
+    said = tmp_path / "said"
+    order = {"method": "gossip", "say_after_s": 0.5, "ranks": {0: {"waited": said}, 1: {"late": said}}}
     with RealWorkers(2, script=join_script.run, **order) as workers:
         ends = [worker.at("finished", WITHIN_S) for worker in workers]
     assert ("waiting", "waiting for rank 1 of 2 workers to join") in ends[0]["events"]
     assert ends[0]["weights"] == ends[1]["weights"]
 
 
-def test_workers_that_do_not_come_are_named() -> None:
-    order = {"method": "gossip", "timeout": 2.0, "ranks": {1: {"late_s": 40.0}, 2: {"timeout": 30.0}}}
-    with RealWorkers(3, script=join_script.run, **order) as workers:
+def test_workers_that_do_not_come_are_named(tmp_path: Path) -> None:
+    ranks = {0: {"timeout": 4.0, "late": tmp_path / "there"}, 1: {"late_s": 100.0}, 2: {"timeout": 60.0}}
+    with RealWorkers(3, script=join_script.run, method="gossip", ranks=ranks) as workers:
+        workers[2].at("start")
+        (tmp_path / "there").touch()
         lines = [workers[rank].at("refused", WITHIN_S)["why"] for rank in (0, 2)]
     expected = (
-        "rank 1 of 3 workers did not join within 2 s: "
+        "rank 1 of 3 workers did not join within 4 s: "
         "look at their output and start all workers, or give join a longer timeout"
     )
     assert lines == [expected] * 2

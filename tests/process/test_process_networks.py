@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-import time
+from pathlib import Path
 
 import faults
 import pytest
@@ -23,8 +23,8 @@ def test_a_worker_dies_after_it_said_that_it_is_there() -> None:
 
 
 @pytest.mark.parametrize("method", ["allreduce", "a2cid2"])
-def test_values_in_the_store_that_no_worker_wrote(method: str) -> None:
-    with RealWorkers(3, method=method, steps=150) as workers:
+def test_values_in_the_store_that_no_worker_wrote(method: str, tmp_path: Path) -> None:
+    with RealWorkers(3, method=method, steps=100_000, until=tmp_path / "enough") as workers:
         for worker in workers:
             worker.step(20)
         host, port = workers.environment["MASTER_ADDR"], int(workers.environment["MASTER_PORT"])
@@ -36,11 +36,11 @@ def test_values_in_the_store_that_no_worker_wrote(method: str) -> None:
             store.set(f"group/train/{generation}/members", b"\xff[1, ")
         store.set("group/train/requested", "abc")
         store.close()
-        time.sleep(0.5)
+        workers[0].said("refused what the store has at")
         workers.kill(1)
-        ends = workers.finished([0, 2])
-    faults.good(ends)
-    assert any("refused what the store has at" in event for event in ends[0]["events"])
+        workers[0].said("worker 1 died")
+        (tmp_path / "enough").touch()
+        faults.good(workers.finished([0, 2]))
 
 
 def test_what_cannot_be_read_counts_as_not_published() -> None:

@@ -132,31 +132,28 @@ def test_shifts_carry_words(size: int) -> None:
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_who_closes_ends_the_collective_of_all(size: int) -> None:
-    def reduce(group: PeerGroup) -> float:
+    def reduce(group: PeerGroup) -> None:
         group.allreduce([torch.zeros(200_000)]).wait(60.0)
         if group.rank() == size - 1:
             time.sleep(0.2)
             group.close()
-            return 0.0
-        began = time.monotonic()
-        with pytest.raises(GroupFailed):
+            return
+        with pytest.raises(GroupFailed) as failure:
             group.allreduce([torch.zeros(200_000)]).wait(60.0)
+        assert "in time" not in str(failure.value)
         # As a member that has failed does: only its neighbours notice by themselves.
         group.close()
-        return time.monotonic() - began
 
     with members(size) as made:
-        assert max(made.run(reduce)) < 20
+        made.run(reduce)
 
 
 def test_who_is_silent_is_waited_for_until_the_deadline() -> None:
     with members(2) as made:
-        began = time.monotonic()
-        with pytest.raises(GroupFailed):
+        with pytest.raises(GroupFailed, match="in time"):
             made.groups[0].allreduce([torch.zeros(200_000)]).wait(0.3)
-        with pytest.raises(GroupFailed):
+        with pytest.raises(GroupFailed, match="given up"):
             made.groups[0].allreduce([torch.zeros(200_000)]).wait(60.0, abandoned=lambda: True)
-        assert time.monotonic() - began < 20
 
 
 def test_members_in_different_collectives_fail() -> None:
@@ -187,30 +184,68 @@ def test_a_released_group_is_closed_when_its_collective_is_over() -> None:
         assert other.closed
 
 
-def test_members_connect_when_they_need_each_other() -> None:
-    listeners = [Listener("127.0.0.1", identity=Identity(rank, "test")) for rank in range(3)]
-    found = [GroupConnections(rank, listeners[rank], lambda to: listeners[to].address) for rank in range(3)]
+@contextlib.contextmanager
+def connections(size: int) -> Iterator[list[GroupConnections]]:
+    """Of workers that find each other."""
+    listeners = [Listener("127.0.0.1", identity=Identity(rank, "test")) for rank in range(size)]
+    made = [GroupConnections(rank, listeners[rank], lambda to: listeners[to].address) for rank in range(size)]
+    try:
+        yield made
+    finally:
+        for each, listener in zip(made, listeners, strict=True):
+            each.close()
+            listener.close()
 
-    def reduce(rank: int) -> list[float]:
-        time.sleep(0.1 * rank)
-        group = found[rank].group("some", (0, 1, 2))
-        tensor = torch.full((LONG,), float(rank))
+
+def test_members_connect_when_they_need_each_other() -> None:
+    def reduce(each: GroupConnections) -> list[float]:
+        group = each.group("some", (0, 1, 2))
+        tensor = torch.full((LONG,), float(each.rank))
         group.allreduce([tensor]).wait(TIMEOUT_S)
         group.close()
         return tensor.unique().tolist()
 
-    with ThreadPoolExecutor(3) as threads:
-        assert list(threads.map(reduce, range(3))) == [[3.0]] * 3
-    for connections, listener in zip(found, listeners, strict=True):
-        connections.close()
-        listener.close()
+    with connections(3) as found, ThreadPoolExecutor(3) as threads:
+        assert list(threads.map(reduce, found)) == [[3.0]] * 3
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_who_connects_to_a_member_that_has_left_does_not_wait_for_it(when: str) -> None:
+    with connections(2) as found:
+        group = found[1].group("some", (0, 1))
+        with ThreadPoolExecutor(1) as threads:
+            if when == "before":
+                # As a member does that closes its group, or stopped waiting for the others to be ready.
+                found[0].refuse("some")
+            waiting = threads.submit(group.allreduce([torch.zeros(1)]).wait, TIMEOUT_S)
+            if when == "after":
+                while not found[0]._parked:
+                    time.sleep(0.001)
+                found[0].refuse("some")
+            with pytest.raises(GroupFailed) as failure:
+                waiting.result()
+        assert "in time" not in str(failure.value)
+        group.close()
+
+        def reduce(each: GroupConnections) -> None:
+            other = each.group("another", (0, 1))
+            other.allreduce([torch.zeros(1)]).wait(TIMEOUT_S)
+            other.close()
+
+        with ThreadPoolExecutor(2) as threads:
+            list(threads.map(reduce, found))
+
+
+def test_who_waits_for_a_connection_notices_that_it_will_not_come() -> None:
+    with connections(1) as found:
+        group = found[0].group("some", (0, 1), hopeless=lambda rank: rank == 1)
+        with pytest.raises(GroupFailed, match="worker 1 will not connect"):
+            group.allreduce([torch.zeros(1)]).wait(TIMEOUT_S)
 
 
 def test_who_waits_for_a_connection_notices_that_its_group_was_closed() -> None:
-    with contextlib.closing(Listener("127.0.0.1", identity=Identity(0, "test"))) as listener:
-        group = GroupConnections(0, listener, lambda to: None).group("some", (0, 1))
+    with connections(1) as found:
+        group = found[0].group("some", (0, 1))
         threading.Timer(0.2, group.close).start()
-        began = time.monotonic()
-        with pytest.raises(GroupFailed):
-            group.allreduce([torch.zeros(1)]).wait(60.0)
-        assert time.monotonic() - began < 20
+        with pytest.raises(GroupFailed, match="closed"):
+            group.allreduce([torch.zeros(1)]).wait(TIMEOUT_S)

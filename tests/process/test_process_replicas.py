@@ -95,9 +95,9 @@ def test_wrong_meshes_models_and_methods_are_refused_on_every_rank_and_the_right
 @pytest.mark.parametrize(
     ("method", "killed", "left", "settings"), [("allreduce", 3, 2, {}), ("diloco", 2, 3, {"period": 2, "delay": 1})]
 )
-def test_a_replica_that_lost_a_rank_ends_the_others_go_on_and_it_comes_back(method, killed, left, settings):
-    jobs = {"jobs": True, "ports": [free_port(), free_port()], "address": f"127.0.0.1:{free_port()}"}
-    order = {"kind": "fsdp", "method": method, "settings": settings, "steps": 60, "compute_s": 0.05}
+def test_a_replica_that_lost_a_rank_ends_the_others_go_on_and_it_comes_back(method, killed, left, settings, tmp_path):
+    jobs = {"jobs": True, "ports": [free_port() for _ in range(4)], "address": f"127.0.0.1:{free_port()}"}
+    order = {"kind": "fsdp", "method": method, "settings": settings, "compute_s": 0.05, "last": tmp_path / "last"}
     # The rank that is left is in no collective that would fail: it has to be told.
     order["hangs"] = 3 if left == 3 else None
     with RealWorkers(4, script=run, shape=(2, 2), **jobs, **order) as ranks:
@@ -112,6 +112,8 @@ def test_a_replica_that_lost_a_rank_ends_the_others_go_on_and_it_comes_back(meth
         joined = [rank.at("joined") for rank in returned]
         assert joined[0] == joined[1]
         assert joined[0]["step"] > 3
+        (tmp_path / "part").write_text(str(joined[0]["step"] + 10))
+        (tmp_path / "part").rename(tmp_path / "last")
         reports = ranks.finished()
     for report in reports:
         assert torch.equal(weights(report), weights(reports[0]))
@@ -132,7 +134,7 @@ def test_a_replica_is_refused_as_a_whole_if_one_part_is_not_finite():
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize("dying", [2, 3])
 def test_a_mean_that_only_one_shard_completed_counts_for_none(dying):
-    jobs = {"jobs": True, "ports": [free_port(), free_port()], "address": f"127.0.0.1:{free_port()}"}
+    jobs = {"jobs": True, "ports": [free_port() for _ in range(4)], "address": f"127.0.0.1:{free_port()}"}
     order = {"kind": "fsdp", "method": "allreduce", "steps": 8, "dies_in_mean": dying, "at_step": 3}
     with RealWorkers(4, script=run, shape=(2, 2), **jobs, **order) as ranks:
         ranks[dying].died()

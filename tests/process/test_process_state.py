@@ -58,6 +58,14 @@ def test_methods_that_do_not_wait_go_on_from_the_same_place(method: str) -> None
     assert resume_script.weights(again) == resume_script.weights(model)
 
 
+def test_workers_whose_checkpoints_are_of_different_averages_go_on_together() -> None:
+    """One of them had merged an average, the other had not yet, when their states were taken."""
+    with RealWorkers(2, script=resume_script.average_apart) as workers:
+        for end in workers.finished():
+            assert end["exchanges"] >= 2
+            assert end["events"] == []
+
+
 def test_a_state_of_another_run_is_refused() -> None:
     model, optimizer = resume_script.model_and_optimizer("gossip")
     with gossamer.join(model, optimizer, method="gossip") as swarm:

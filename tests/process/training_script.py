@@ -66,7 +66,8 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
         longest, last = max(longest, now - last), now
         if step % 10 == 9:
             metrics = swarm.metrics()
-            out.send({"at": "step", "step": step + 1, "exchanges": metrics.exchanges, "longest": longest})
+            report = {"step": step + 1, "exchanges": metrics.exchanges, "longest": longest, "refused": metrics.refused}
+            out.send({"at": "step", **report, "events": [str(event) for event in swarm.events]})
             longest = 0.0 if order.get("recent") else longest
     if order.get("averaged"):
         with swarm.averaged():

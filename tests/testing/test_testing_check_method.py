@@ -90,15 +90,15 @@ def test_after_a_failure_later_checks_are_skipped():
 
 
 @pytest.mark.parametrize(
-    ("method", "said"),
+    ("method", "timeout_s", "said"),
     [
-        (faulty.FailsInAProcess, r"worker \d failed: ValueError: not in a process \(faulty_methods.py, line \d+\)"),
-        (faulty.StopsInAProcess, "worker .* did not come to its end in 6 s"),
-        (faulty.DiesInAProcess, "worker . killed by SIGKILL"),
+        (faulty.FailsInAProcess, 60, r"worker \d failed: ValueError: not in a process \(faulty_methods.py, line \d+\)"),
+        (faulty.StopsInAProcess, 4, "worker .* did not come to its end in 4 s"),
+        (faulty.DiesInAProcess, 60, "worker . killed by SIGKILL"),
     ],
 )
-def test_a_failure_of_a_real_worker_is_told_and_no_process_is_left(method, said, monkeypatch):
-    monkeypatch.setattr(real_run, "JOB_TIMEOUT_S", 6.0)
+def test_a_failure_of_a_real_worker_is_told_and_no_process_is_left(method, timeout_s, said, monkeypatch):
+    monkeypatch.setattr(real_run, "JOB_TIMEOUT_S", float(timeout_s))
     with pytest.raises(MethodCheckError) as caught:
         check_method(method, only="processes")
     assert multiprocessing.active_children() == []

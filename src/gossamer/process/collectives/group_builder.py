@@ -46,7 +46,7 @@ class GroupBuilder:
         if on_gpu:
             store = self.store.for_group(BUILD_TIMEOUT_S, lambda: hopeless(members))
             return nccl.connect(store, name, members.index(self.rank), len(members))
-        return self._connections.group(name, members)
+        return self._connections.group(name, members, lambda rank: hopeless((rank,)))
 
     def await_ready(
         self, name: str, members: tuple[int, ...], purpose: str, hopeless: Callable[[tuple[int, ...]], bool]
@@ -65,6 +65,8 @@ class GroupBuilder:
             if awaited and now - checked > HOPELESS_CHECK_S:
                 checked = now
                 if hopeless(awaited):
+                    # Members that have seen this worker ready connect to it.
+                    self._connections.refuse(name)
                     raise RuntimeError(f"workers {list(awaited)} will not come")
             if awaited:
                 time.sleep(next(polls))

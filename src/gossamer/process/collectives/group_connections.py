@@ -21,8 +21,14 @@ BUFFER_BYTES = 1 << 22
 """Of the kernel, for each direction of a connection: the more fits in, the less often members wait for each
 other's turn on a busy machine."""
 
+HOPELESS_CHECK_S = 0.3
+"""How often it checks whether that member can still come: that costs store requests."""
+
 MAX_PARKED = 1024
 """Connections that came before this worker knew their group; one more closes the oldest."""
+
+MAX_REFUSED = 4096
+"""Names of groups that are over here; one more forgets the oldest."""
 
 
 class GroupConnections:
@@ -33,25 +39,41 @@ class GroupConnections:
         self._changed = threading.Condition()
         self._parked: dict[tuple[str, int], Connection] = {}
         """Connections that others have made, by group and rank, until this worker needs them."""
+        self._refused: dict[str, None] = {}
+        """Groups that are over here, oldest first. Who connects for one of them must not wait for this worker."""
         self._closed = False
         listener.register(PURPOSE, self._accept)
 
-    def group(self, name: str, members: tuple[int, ...]) -> PeerGroup:
-        """Return the group ``name`` of ``members``. A name is used once, by all of its members."""
+    def group(
+        self, name: str, members: tuple[int, ...], hopeless: Callable[[int], bool] = lambda rank: False
+    ) -> PeerGroup:
+        """Return the group ``name`` of ``members``. A name is used once, by all of its members.
+
+        ``hopeless(rank)``: a member that has not connected yet will not do so any more.
+        """
 
         def connect_to(member: int, deadline: float) -> Connection:
             rank = members[member]
             if rank < self.rank:
                 connection = self._connect(name, rank, deadline)
             else:
-                connection = self._await(name, rank, deadline, lambda: group.closed)
+                connection = self._await(name, rank, deadline, lambda: group.closed, hopeless)
             for buffer in (socket.SO_SNDBUF, socket.SO_RCVBUF):
                 with contextlib.suppress(OSError):
                     connection.socket.setsockopt(socket.SOL_SOCKET, buffer, BUFFER_BYTES)
             return connection
 
-        group = PeerGroup(members.index(self.rank), len(members), connect_to, lambda: self._discard(name))
+        group = PeerGroup(members.index(self.rank), len(members), connect_to, lambda: self.refuse(name))
         return group
+
+    def refuse(self, name: str) -> None:
+        """A group is over here: close its connections that were not needed, and those that still come."""
+        with self._changed:
+            for key in [key for key in self._parked if key[0] == name]:
+                self._parked.pop(key).close()
+            self._refused[name] = None
+            if len(self._refused) > MAX_REFUSED:
+                del self._refused[next(iter(self._refused))]
 
     def close(self) -> None:
         """Close what no group has taken, and what comes from now on."""
@@ -72,25 +94,41 @@ class GroupConnections:
             raise ConnectionError(f"worker {rank} does not listen at {address[0]}:{address[1]} any more")
         return connection
 
-    def _await(self, name: str, rank: int, deadline: float, closed: Callable[[], bool]) -> Connection:
-        with self._changed:
-            while (name, rank) not in self._parked:
-                if closed():
-                    raise ConnectionError("the group is closed")
-                if time.monotonic() > deadline:
-                    raise TimeoutError(f"worker {rank} has not connected")
-                self._changed.wait(CHECK_S)
-            return self._parked.pop((name, rank))
+    def _await(
+        self,
+        name: str,
+        rank: int,
+        deadline: float,
+        closed: Callable[[], bool],
+        hopeless: Callable[[int], bool],
+    ) -> Connection:
+        checked = time.monotonic()
+        while True:
+            with self._changed:
+                if (name, rank) not in self._parked:
+                    self._changed.wait(CHECK_S)
+                if (name, rank) in self._parked:
+                    return self._parked.pop((name, rank))
+            now = time.monotonic()
+            if closed():
+                raise ConnectionError("the group is closed")
+            if now > deadline:
+                raise TimeoutError(f"worker {rank} has not connected")
+            if now - checked > HOPELESS_CHECK_S:
+                checked = now
+                if hopeless(rank):
+                    raise ConnectionError(f"worker {rank} will not connect")
 
     def _accept(self, connection: Connection, hello: bytes) -> None:
         if connection.peer_rank is None or connection.peer_rank <= self.rank:
             connection.close()
             return
         with self._changed:
-            if self._closed:
+            name = hello.decode(errors="replace")
+            if self._closed or name in self._refused:
                 connection.close()
                 return
-            key = hello.decode(errors="replace"), connection.peer_rank
+            key = name, connection.peer_rank
             earlier = self._parked.pop(key, None)
             if earlier is None and len(self._parked) >= MAX_PARKED:
                 earlier = self._parked.pop(next(iter(self._parked)))
@@ -98,9 +136,3 @@ class GroupConnections:
                 earlier.close()
             self._parked[key] = connection
             self._changed.notify_all()
-
-    def _discard(self, name: str) -> None:
-        """A group is closed: its connections that were not needed go too."""
-        with self._changed:
-            for key in [key for key in self._parked if key[0] == name]:
-                self._parked.pop(key).close()

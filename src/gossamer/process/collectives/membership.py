@@ -180,9 +180,10 @@ class Membership:
         """Count the rounds of a topic from the first one of this generation, where members may be apart.
 
         At the end of a run workers have done different numbers of steps. In the background some may have completed a
-        collective that failed for the others. Where the training rebuilds the membership, all are at the same step.
+        collective that failed for the others, or that came after the checkpoint from which others go on. Where the
+        training rebuilds the membership, all are at the same step.
         """
-        if not self._finishes and (self.owner != BACKGROUND or self.generation <= 0):
+        if not self._finishes and self.owner != BACKGROUND:
             return call
         first = self._first_rounds.setdefault((self.generation, call.topic), call.round)
         return replace(call, round=call.round - first)
@@ -205,6 +206,11 @@ class Membership:
                 given_up = self.requested > generation or self.over() or self.cancelled() or self._conflict is not None
                 return given_up or any(map(self._gone, awaited))
 
+            def left(awaited: tuple[int, ...]) -> bool:
+                """Whether members that were ready will not connect: they have given up, or died."""
+                self.generations.refresh()
+                return self.requested > generation or self.over() or any(map(self.heartbeats.dead, awaited))
+
             calls = self.builder.await_ready(name, members, call.first if call else "", hopeless)
             for rank, theirs in calls.items():
                 if call is not None and theirs != call.first:
@@ -213,7 +219,8 @@ class Membership:
             if channel == self.owner == FOREGROUND and not on_gpu and members == tuple(self.members):
                 # The state transfer is over, and all members need this group first: no need to connect them again.
                 reused = groups.pop(STATE_TRANSFER, None)
-            groups[key] = reused or self.builder.build(name, members, hopeless=hopeless, on_gpu=on_gpu)
+            lost = hopeless if on_gpu else left
+            groups[key] = reused or self.builder.build(name, members, hopeless=lost, on_gpu=on_gpu)
             if groups is not self._groups:
                 # The generation ended meanwhile.
                 group_builder.disconnect(groups[key])
