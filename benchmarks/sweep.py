@@ -1,18 +1,20 @@
 """Accuracy and loss of the methods over grids of settings, on virtual workers. Several runs at a time, resumable.
 
     python benchmarks/sweep.py by-class --task digits --out by_class_digits.jsonl
-    python benchmarks/sweep.py by-class --task cifar10 --data DIR --device cuda --jobs 6 --out by_class_cifar10.jsonl
+    python benchmarks/sweep.py by-class --task cifar10 --data DIR --device cuda --jobs 12 --out by_class_cifar10.jsonl
     python benchmarks/sweep.py outer --data input.txt --device cuda --jobs 6 --out outer.jsonl
     python benchmarks/sweep.py wire --task cifar10 --data DIR --device cuda --out wire.jsonl
     python benchmarks/sweep.py by-class --task digits --out by_class_digits.jsonl --table
 
-Every run is one line of JSON in the file. Runs that are there already are skipped, so a sweep may take several goes;
-``--seconds`` ends it early. ``--table`` prints the markdown tables of what is there.
+Every run is one line of JSON in the file, written when it ends. Runs that are there already are skipped, so a sweep may
+take several goes; ``--seconds`` ends it early. ``--table`` prints the markdown tables of what is there. Each of the
+``--jobs`` processes reads the data once and does one run after the other.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import itertools
 import json
 import multiprocessing
@@ -20,6 +22,7 @@ import re
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,26 +30,32 @@ from tables import table
 
 Settings = dict[str, Any]
 
-PARTITIONS = ("by-class", "dirichlet:0.1", "iid")
+PARTITIONS = ("by-class", "iid", "dirichlet:0.1")
 ON_GRAPHS = ("gossip", "a2cid2", "overlap", "noloco")
 """Methods that communicate along the topology."""
 AMONG_ALL = ("allreduce", "divisible", "localsgd", "lasgd", "diloco", "sgp")
 QUASI_GLOBAL = ("gossip", "a2cid2", "overlap", "lasgd", "localsgd", "sgp")
-PERIODS = (5, 20, 50)
+PERIODS = (50, 20, 5)
 SEEDS = (0, 1, 2)
 
 CIFAR10 = {"task": "cifar10", "model": "conv", "batch": 32, "steps": 800, "lr": 0.05, "schedule": "cosine"}
 
+NOT_A_SETTING = ("data", "device", "eval_every")
+"""Settings that do not change what a run ends with."""
+
 
 def by_class(options: argparse.Namespace) -> Iterator[Settings]:
-    """Data that differs between workers: ring and exponential graph of 16, with and without quasi-global momentum."""
+    """Data that differs between workers: ring and exponential graph of 16, with and without quasi-global momentum.
+
+    The most telling runs come first: the ring by class.
+    """
     base: Settings = {"task": "digits"} if options.task == "digits" else {**CIFAR10, "weight_decay": 0.0}
     if options.lr:
         base["lr"] = options.lr
-    for seed, partition in itertools.product(SEEDS, PARTITIONS):
+    on_ring = [*((method, "ring") for method in ON_GRAPHS), *((method, "") for method in AMONG_ALL)]
+    on_exponential = [(method, "exponential") for method in ON_GRAPHS]
+    for methods, partition, seed in itertools.product((on_ring, on_exponential), PARTITIONS, SEEDS):
         common = {**base, "workers": 16, "partition": partition, "seed": seed}
-        methods = [(method, "") for method in AMONG_ALL]
-        methods += [(method, topology) for topology in ("ring", "exponential") for method in ON_GRAPHS]
         for method, topology in methods:
             settings = {**_adam_lr(common, method), **({"topology": topology} if topology else {}), "method": method}
             yield settings
@@ -61,29 +70,35 @@ def _adam_lr(common: Settings, method: str) -> Settings:
 
 def outer(options: argparse.Namespace) -> Iterator[Settings]:
     """Outer optimizers: a transformer on characters, 8 workers, AdamW, with and without a straggler."""
-    base = {"task": "shakespeare", "workers": 8, "optimizer": "adamw", "lr": 1e-3, "eval_every": 10**6}
+    base = {"task": "shakespeare", "workers": 8, "optimizer": "adamw", "lr": 1e-3}
     for steps, seed, straggler in itertools.product((600, 2400, 9600), SEEDS, ("", "7:3")):
         if (steps > 600 and seed) or (straggler and (seed or steps > 600)):
             continue
         common = {**base, "steps": steps, "seed": seed, "schedule": "cosine"}
         if straggler:
             common["straggler"] = straggler
-        yield {**common, "method": "allreduce"}
         for period in PERIODS:
             every = {**common, "period": period}
             yield {**every, "method": "localsgd"}
-            for momentum in (0.5, 0.9):
+            for momentum in (0.9, 0.5):
                 yield {**every, "method": "diloco", "outer_lr": 0.7, "outer_momentum": momentum}
             streaming = {"fragments": 4, "delay": min(5, period // 4)}
             yield {**every, "method": "diloco", "outer_lr": 0.7, "outer_momentum": 0.5, **streaming}
             yield {**every, "method": "noloco", "topology": "complete"}
+        yield {**common, "method": "allreduce"}
 
 
 def wire(options: argparse.Namespace) -> Iterator[Settings]:
-    """Models rounded on the wire: ring of 16."""
+    """Models rounded on the wire: ring of 16.
+
+    On the ideal clock messages take no time, so rounding is all that differs. On the hardware clock shorter messages
+    also arrive earlier.
+    """
     base: Settings = {"task": "digits"} if options.task == "digits" else CIFAR10
-    for seed, method, codec in itertools.product(SEEDS, ("a2cid2", "lasgd"), ("float32", "bfloat16", "int8")):
-        yield {**base, "workers": 16, "method": method, "wire": codec, "seed": seed}
+    for method, clock, seed in itertools.product(("a2cid2", "lasgd"), ("ideal", ""), SEEDS):
+        for codec in ("int8", "bfloat16", "float32"):
+            settings = {**base, "workers": 16, "method": method, "wire": codec, "seed": seed}
+            yield {**settings, **({"clock": clock} if clock else {})}
 
 
 GRIDS: dict[str, Callable[[argparse.Namespace], Iterator[Settings]]] = {
@@ -93,21 +108,34 @@ GRIDS: dict[str, Callable[[argparse.Namespace], Iterator[Settings]]] = {
 }
 
 
+@cache
+def task_with_data(name: str, model: str, data: str) -> Any:
+    """Return a task that reads its data from files; it is the same for all seeds and numbers of workers."""
+    from gossamer import tasks
+
+    return tasks.build(name, workers=1, seed=0, config=tasks.TaskConfig(model=model, data=data))
+
+
 def run(settings: Settings) -> Settings:
-    """Simulate one run; return its settings and results."""
+    """Simulate one run; return its settings and results, or why it failed."""
     import torch
 
     import gossamer
 
     torch.set_num_threads(1)
     began = time.perf_counter()
+    kept = {key: value for key, value in settings.items() if key not in NOT_A_SETTING}
+    given = dict(settings)
     try:
-        result = gossamer.simulate(**settings)
-    except gossamer.InputError as error:
-        return {"settings": settings, "error": str(error)}
+        if given.get("data"):
+            given["task"] = task_with_data(given["task"], given.pop("model", ""), given.pop("data"))
+        result = gossamer.simulate(**given)
+    except Exception as error:  # of whatever kind: the other runs go on
+        reason = str(error).partition("\n")[0]
+        return {"settings": kept, "error": f"{type(error).__name__}: {reason}"}
     final = result.final
-    return {
-        "settings": {key: value for key, value in settings.items() if key not in ("data", "device")},
+    outcome = {
+        "settings": kept,
         "accuracy": final.accuracy,
         "worst": final.worker_accuracy.min,
         "loss": final.loss,
@@ -117,12 +145,17 @@ def run(settings: Settings) -> Settings:
         "diverged": result.diverged is not None,
         "wall_s": time.perf_counter() - began,
     }
+    del result
+    # A cluster refers to itself: without this, its memory on the GPU would be freed some runs later.
+    gc.collect()
+    return outcome
 
 
 def sweep(todo: list[Settings], path: Path, jobs: int, seconds: float) -> None:
-    until = time.monotonic() + seconds
+    began = time.monotonic()
+    until = began + seconds
     context = multiprocessing.get_context("spawn")
-    with context.Pool(jobs) as pool, path.open("a") as file:
+    with context.Pool(min(jobs, len(todo))) as pool, path.open("a") as file:
         results = pool.imap_unordered(run, todo)
         for number in range(1, len(todo) + 1):
             try:
@@ -131,17 +164,19 @@ def sweep(todo: list[Settings], path: Path, jobs: int, seconds: float) -> None:
                 print(f"time is up: {number - 1} of {len(todo)} runs done; run again for the rest", flush=True)
                 pool.terminate()
                 return
+            if "error" in result:
+                print(f"failed: {result['error']} in {json.dumps(result['settings'])}", flush=True)
+                continue
             file.write(json.dumps(result) + "\n")
             file.flush()
-            if "error" in result:
-                print(result, flush=True)
-            elif number % 10 == 0 or number == len(todo):
-                left = until - time.monotonic()
-                print(f"{number} of {len(todo)} runs, {left:.0f} s left, last {result['wall_s']:.1f} s", flush=True)
+            if number <= jobs or number % 10 == 0 or number == len(todo):
+                spent = time.monotonic() - began
+                last = f"the last took {result['wall_s']:.1f} s"
+                print(f"{number} of {len(todo)} runs in {spent:.0f} s, {last}", flush=True)
 
 
 def key_of(settings: Settings) -> str:
-    return json.dumps({name: settings[name] for name in sorted(settings) if name not in ("data", "device")})
+    return json.dumps({name: settings[name] for name in sorted(settings) if name not in NOT_A_SETTING})
 
 
 def read(path: Path) -> dict[str, Settings]:
@@ -199,6 +234,7 @@ def main() -> None:
     parser.add_argument("--task", default="digits", choices=("digits", "cifar10"), help="for by-class and wire")
     parser.add_argument("--data", default="", help="the data of cifar10 or shakespeare")
     parser.add_argument("--lr", type=float, help="another learning rate than the grid's, for by-class")
+    parser.add_argument("--steps", type=int, help="another number of steps than the grid's, to try it out")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--jobs", type=int, default=2, help="runs at a time")
     parser.add_argument("--seconds", type=float, default=3600.0, help="end after this time")
@@ -207,13 +243,20 @@ def main() -> None:
     parser.add_argument("--table", action="store_true", help="print the tables of the runs that are there")
     options = parser.parse_args()
     grid = [settings for settings in GRIDS[options.grid](options) if re.search(options.only, json.dumps(settings))]
+    if options.steps:
+        grid = [{**settings, "steps": options.steps} for settings in grid]
+    if not grid:
+        parser.error(f"no run's settings match --only {options.only}")
     done = read(options.out)
     if options.table:
         print_tables(grid, done)
         return
-    extra = {"device": options.device, **({"data": options.data} if options.data else {})}
+    # Evaluated at the start and at the end only: runs differ in nothing else, and take less time.
+    extra = {"device": options.device, "eval_every": 10**6, **({"data": options.data} if options.data else {})}
     todo = [{**settings, **extra} for settings in grid if key_of(settings) not in done]
     print(f"{len(todo)} of {len(grid)} runs to do", flush=True)
+    if not todo:
+        return
     sweep(todo, options.out, options.jobs, options.seconds)
 
 

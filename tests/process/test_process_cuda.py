@@ -1,6 +1,7 @@
 """Several workers on one GPU, through host memory. Says that it skips where there is no GPU."""
 
 import pytest
+import replica_cuda_script
 import torch
 import torch.distributed as dist
 from real_workers import RealWorkers
@@ -10,6 +11,7 @@ import gossamer
 from gossamer.methods import METHODS
 from gossamer.process.collectives import nccl
 from gossamer.process.runtime.staging import Staging
+from gossamer.process.store.rank_info import free_port
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU with CUDA")
 
@@ -69,3 +71,24 @@ def test_a_parameter_of_odd_length_before_a_batch_norm(method: str) -> None:
             optimizer.step()
             optimizer.zero_grad()
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
+
+
+def trained_replicas(device: str, method: str, settings: dict) -> list[dict]:
+    jobs = {"ports": [free_port(), free_port()], "address": f"127.0.0.1:{free_port()}"}
+    order = {"device": device, "method": method, "settings": settings}
+    with RealWorkers(2, script=replica_cuda_script.run, **jobs, **order) as replicas:
+        return replicas.finished()
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("method", "settings"), [("allreduce", {}), ("diloco", {"period": 2, "delay": 1})])
+def test_replicas_with_fsdp2_on_a_gpu_end_as_on_the_cpu_and_copy_beside_the_training_stream(
+    method: str, settings: dict
+) -> None:
+    expected = torch.tensor(trained_replicas("cpu", method, settings)[0]["weights"])
+    for end in trained_replicas("cuda", method, settings):
+        torch.testing.assert_close(torch.tensor(end["weights"]), expected, rtol=1e-4, atol=1e-5)
+        vectors = [on_training for on_training, num_bytes in end["copies"] if num_bytes > 64]
+        assert vectors, "nothing was copied to the host: the replicas did not exchange anything"
+        # A single flag may be read there, a vector never.
+        assert not any(vectors)

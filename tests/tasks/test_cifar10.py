@@ -200,3 +200,11 @@ def test_augment_crops_and_flips_by_the_generator(image_file):
         assert plain or flipped
         mirrored += flipped
     assert 0 < mirrored < len(first)
+
+
+def test_several_mini_batches_are_augmented_at_once_as_one_by_one(image_file):
+    task = load(image_file)
+    inputs = torch.stack([task.train[0], task.train[0].flip(0), task.train[0].roll(1, 0)])
+    together = task.augment_many(inputs, [np.random.default_rng([7, rank]) for rank in range(3)])
+    for rank, batch in enumerate(inputs):
+        assert torch.equal(together[rank], task.augment(batch, np.random.default_rng([7, rank])))

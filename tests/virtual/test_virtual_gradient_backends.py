@@ -2,6 +2,7 @@
 
 import dataclasses
 import threading
+import types
 from functools import partial
 
 import numpy as np
@@ -15,6 +16,7 @@ from gossamer.errors import InputError
 from gossamer.tasks import Batches, Task
 from gossamer.tasks.cifar10 import normalise, resnet18
 from gossamer.vectors.flat import Flat
+from gossamer.virtual.compute.cuda_graphs import CapturedCopies
 from gossamer.virtual.compute.evaluator import Evaluator
 from gossamer.virtual.compute.gradient_backends import FunctionalModel, SequentialBackend
 from gossamer.virtual.compute.matrix import WIDE_BYTES
@@ -186,6 +188,46 @@ def test_a_gradient_replaces_its_row_with_tied_and_unused_parameters(in_place):
         rows = start[None].clone()
         backend(rows, torch.zeros(1, 0), [0], torch.tensor([0]), inputs, targets)
         torch.testing.assert_close(rows[0], expected)
+
+
+class Uncaptured:
+    """Stands for captured graphs on a CPU: a graph is a function that is called again."""
+
+    def __init__(self, device):
+        pass
+
+    def run_concurrently(self, computations):
+        for compute in computations:
+            compute()
+
+    def capture(self, compute):
+        compute()
+        return types.SimpleNamespace(replay=compute), None
+
+
+@pytest.mark.parametrize("make_task", [odd_task, branches_task])
+def test_copies_of_the_model_compute_any_number_of_workers(make_task):
+    """Batches of 1 to 6 workers with graphs of 1, 2, 4 and 6 copies: copies that are left over change nothing."""
+    task, cpu = make_task(), torch.device("cpu")
+    batches = [Batches(np.arange(8), 4, seed=0, rank=rank) for rank in range(6)]
+    torch.manual_seed(0)
+    evaluator = Evaluator(task, task.model(), batches, seed=0, device=cpu, backend="loop")
+    start = evaluator.pack_model(torch.zeros(evaluator.flat.size))
+    points = torch.stack([start * (1 + 0.1 * rank) for rank in range(6)])
+    buffers = evaluator.buffers.clone()
+    make_copy = partial(SequentialBackend, task, evaluator.model, evaluator.flat, evaluator.buffer_flat, cpu)
+    inputs, targets = evaluator._mini_batches([0], [0])
+    copies = CapturedCopies(make_copy, 6, inputs[0], targets[0], make_capture=Uncaptured)
+    for ranks in ([5], [1, 3], [4, 0, 2], [3, 1, 0, 5], [0, 1, 2, 3, 4, 5], [2, 4, 1, 0, 3], [0, 2]):
+        steps = [7 * rank for rank in ranks]
+        expected, expected_buffers = points.clone(), buffers.clone()
+        inputs, targets = evaluator._mini_batches(ranks, steps)
+        losses = make_copy()(expected, expected_buffers, ranks, torch.tensor(ranks), inputs, targets)
+        rows, row_buffers = points.clone(), buffers.clone()
+        found = copies(rows, row_buffers, ranks, torch.tensor(ranks), inputs, targets)
+        for here, there in ((found, losses), (rows, expected), (row_buffers, expected_buffers)):
+            torch.testing.assert_close(here, there, rtol=0, atol=0)
+    assert sorted(copies.graphs) == [1, 2, 4, 6]
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

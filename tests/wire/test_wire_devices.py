@@ -5,6 +5,7 @@ import torch
 
 from gossamer import wire
 from gossamer.wire import codec as codec_module
+from gossamer.wire import lattice
 from gossamer.wire.codec import BLOCK, SEGMENT, num_blocks
 
 CODECS = ("bfloat16", "int8")
@@ -54,6 +55,18 @@ def test_many_segments_at_a_time_are_the_same_as_one(monkeypatch, name, length, 
     codec, (vector, reference) = wire.find(name), vectors(length, dtype)
     expected = message_and_values(codec, vector, reference, known)
     monkeypatch.setattr(codec_module, "segments_at_a_time", lambda device: 4)
+    assert_same(message_and_values(codec, vector, reference, known), expected)
+
+
+@each_case
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_what_a_gpu_does_without_looking_changes_nothing(monkeypatch, name, length, dtype, known, spoilt):
+    codec, (vector, reference) = wire.find(name), vectors(length, dtype)
+    if not spoilt:
+        vector = vector.nan_to_num(0.0)
+        reference = vector + 0.001
+    expected = message_and_values(codec, vector, reference, known)
+    monkeypatch.setattr(lattice, "may_hold", lambda mask: True)
     assert_same(message_and_values(codec, vector, reference, known), expected)
 
 

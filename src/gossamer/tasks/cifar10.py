@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -108,17 +110,25 @@ def normalise(images: Tensor) -> Tensor:
 
 def crop_and_flip(images: Tensor, rng: np.random.Generator) -> Tensor:
     """Shift every image by up to 4 pixels each way, black beyond its edge, and mirror half of the images."""
-    samples, _, height, width = images.shape
-    top, left = rng.integers(0, 2 * PADDING + 1, size=(2, samples, 1))
-    mirrored = rng.random((samples, 1)) < 0.5
-    rows = top + np.arange(height)
-    columns = left + np.where(mirrored, np.arange(width)[::-1], np.arange(width))
-    rows_at, columns_at = (torch.from_numpy(i).to(images.device, non_blocking=True) for i in (rows, columns))
+    return crop_and_flip_many(images[None], [rng])[0]
+
+
+def crop_and_flip_many(images: Tensor, rngs: Sequence[np.random.Generator]) -> Tensor:
+    """Do that for several mini-batches [batches, samples, 3, height, width], each with its own generator."""
+    samples = images.shape[1]
+    drawn = np.empty((3, len(rngs), samples), dtype=np.int64)
+    for batch, rng in enumerate(rngs):
+        drawn[:2, batch] = rng.integers(0, 2 * PADDING + 1, size=(2, samples))
+        drawn[2, batch] = rng.random(samples) < 0.5
+    # One small copy to the device, which the CPU does not wait for; pixels are looked up there.
+    top, left, mirrored = torch.from_numpy(drawn.reshape(3, -1, 1)).to(images.device, non_blocking=True)
+    row, column = (torch.arange(size, device=images.device) for size in images.shape[-2:])
+    rows, columns = top + row, left + torch.where(mirrored == 1, column.flip(0), column)
     # Channels last, so that one lookup fetches all colours of a pixel.
-    padded = F.pad(images, [PADDING] * 4).permute(0, 2, 3, 1)
-    sample_at = torch.arange(samples, device=images.device)
-    moved = padded[sample_at[:, None, None], rows_at[:, :, None], columns_at[:, None, :]]
-    return moved.permute(0, 3, 1, 2)
+    padded = F.pad(images.flatten(0, 1), [PADDING] * 4).permute(0, 2, 3, 1)
+    sample_at = torch.arange(len(padded), device=images.device)
+    moved = padded[sample_at[:, None, None], rows[:, :, None], columns[:, None, :]]
+    return moved.permute(0, 3, 1, 2).unflatten(0, images.shape[:2])
 
 
 def cifar10(workers: int, seed: int, config: TaskConfig) -> Task:
@@ -135,6 +145,7 @@ def cifar10(workers: int, seed: int, config: TaskConfig) -> Task:
         correct=accuracy,
         labels=y_train,
         augment=crop_and_flip,
+        augment_many=crop_and_flip_many,
         prepare=normalise,
         # Common settings for ResNet-18; 40 epochs for one worker.
         defaults={

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,9 @@ class Task:
     """Class of each training sample, for partitions by class. None: only the partition ``iid`` works."""
     augment: Callable[[Tensor, np.random.Generator], Tensor] | None = None
     """(raw inputs of one mini-batch, random generator) → augmented raw inputs."""
+    augment_many: Callable[[Tensor, Sequence[np.random.Generator]], Tensor] | None = None
+    """``augment`` for several mini-batches at once, along the first dimension, each with its own generator; the same
+    numbers. None: one after the other, which takes longer on a GPU."""
     prepare: Callable[[Tensor], Tensor] | None = None
     """Raw inputs → inputs of the model, on the device: the data set can stay small (uint8) in memory."""
     own_data: bool = False

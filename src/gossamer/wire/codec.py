@@ -67,6 +67,14 @@ def segments_at_a_time(device: torch.device) -> int:
     return 1 if device.type == "cpu" else 128
 
 
+def may_hold(mask: Tensor) -> bool:
+    """Return whether some element of ``mask`` may be true: on a GPU always, since to look would mean to wait for it.
+
+    What follows has to do nothing where the mask is false.
+    """
+    return mask.device.type != "cpu" or bool(mask.any())
+
+
 @dataclass(frozen=True, slots=True)
 class Part:
     """A range of elements that is worked on at a time: whole segments, or the rest behind them."""

@@ -28,7 +28,7 @@ import torch
 from torch import Tensor
 
 from gossamer.wire import noise
-from gossamer.wire.codec import BLOCK, Buffers, block_max, num_blocks, parts
+from gossamer.wire.codec import BLOCK, Buffers, block_max, may_hold, num_blocks, parts
 
 RELATIVE, ABSOLUTE = 0, 1
 """Modes of a block: whether low bits are to be completed from the receiver's own elements."""
@@ -95,7 +95,7 @@ def decode(message: Tensor, reference: Tensor, out: Tensor, bits: int, weight: f
     steps, inverses, not_finite = _powers(logs, floats)
     absolute = modes(checks) == ABSOLUTE
     alone = absolute[:, None] if not_finite is None else absolute[:, None] | not_finite
-    any_alone = bool(alone.any())
+    any_alone = may_hold(alone)
     distances = torch.empty(len(logs), device=reference.device)
     buffers = Buffers(reference, floats, floats, integers, residues.dtype)
     for part in parts(reference):
@@ -115,7 +115,7 @@ def decode(message: Tensor, reference: Tensor, out: Tensor, bits: int, weight: f
             apart = torch.sub(own, t, out=difference).abs_().amax(1) + step.view(-1)
             farthest = torch.where(absolute[part.blocks], apart.float(), farthest)
         wrong = (_checksums(k, bits) ^ checks[part.blocks]) >> _MODE_BITS != 0
-        if bool(wrong.any()):
+        if may_hold(wrong):
             t.masked_fill_(wrong[:, None], 0.0)
             farthest.masked_fill_(wrong, torch.inf)
         part.of(out).add_(part.cut(t), alpha=weight)
@@ -148,11 +148,11 @@ def _choose_steps(largest: Tensor, reach: Tensor | None, bits: int, dtype: torch
 
 
 def _powers(log2: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Return 2^log2 and 2^−log2 as columns, and which blocks are not finite, if any are: those have step NaN."""
+    """Return 2^log2 and 2^−log2 as columns, and which blocks are not finite, if any may be: those have step NaN."""
     column = log2.int()[:, None]
     steps, inverses = _power_of_two(column).to(dtype), _power_of_two(-column).to(dtype)
     not_finite = column == NOT_FINITE
-    if not bool(not_finite.any()):
+    if not may_hold(not_finite):
         return steps, inverses, None
     return steps.masked_fill_(not_finite, torch.nan), inverses, not_finite
 

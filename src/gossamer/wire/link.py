@@ -51,9 +51,19 @@ class Link:
         """Messages so far."""
         self.ratio: Tensor | None = None
         """How many times farther away than expected of any peer this one is, per block; at least 1."""
-        self.norm = self.peer_norm = 0.0
-        """Norms of the two vectors of the latest exchange, the same at both ends. Not finite if a vector is not."""
+        self._norm = self._peer_norm = torch.zeros(1, dtype=torch.float64)
         self._seen: Tensor | None = None
+
+    # The norms of the two vectors of the latest exchange are the same at both ends, and not finite if a vector is not.
+    # They are read when they are asked for: to read a number from a GPU means to wait for it.
+
+    @property
+    def norm(self) -> float:
+        return float(self._norm)
+
+    @property
+    def peer_norm(self) -> float:
+        return float(self._peer_norm)
 
     def encode(self, vector: Tensor, out: Tensor, message: Tensor | None = None) -> Tensor:
         """Return the message for ``vector``, and write into ``out`` what it loses.
@@ -69,8 +79,8 @@ class Link:
             reach = reach * self.ratio
         self.codec.encode(vector, reach, mix(self.seed, self.count), message[:size], out)
         norm = torch.linalg.vector_norm(vector, dtype=torch.promote_types(vector.dtype, torch.float32)).double()
-        message[-NORM_BYTES:] = norm.view(1).view(torch.uint8)
-        self.norm = float(norm)
+        self._norm = norm.view(1)
+        message[-NORM_BYTES:] = self._norm.view(torch.uint8)
         return message
 
     def decode(self, message: Tensor, vector: Tensor, out: Tensor) -> Tensor:
@@ -78,25 +88,25 @@ class Link:
 
         ``vector`` and ``out`` are as ``encode`` left them.
         """
-        self.peer_norm = float(message[-NORM_BYTES:].view(torch.float64))
+        self._peer_norm = message[-NORM_BYTES:].view(torch.float64).clone()
         self._seen = self.codec.decode(message[: self.codec.size_bytes(len(vector))], vector, out)
         return (self._seen != torch.inf).to(torch.uint8)
 
     def settle(self, decoded: Tensor, peer_decoded: Tensor, vector: Tensor, out: Tensor) -> int:
         """Void the blocks that one of the two could not decode: ``out`` is ``vector`` there. Return their number."""
-        self._learn((decoded | peer_decoded) == 0, vector)
         num_void = len(decoded) - int((decoded & peer_decoded).sum())
+        self._learn((decoded | peer_decoded) == 0, num_void > 0, vector)
         if num_void:
             copy_blocks(out, vector, (decoded & peer_decoded) == 0, self.codec.block)
         return num_void
 
-    def _learn(self, too_far: Tensor, vector: Tensor) -> None:
+    def _learn(self, too_far: Tensor, any_void: bool, vector: Tensor) -> None:
         """Learn from the distances of the peer's message, and from the blocks that neither end could decode."""
         seen, self._seen, expectation = self._seen, None, self.expectation
         assert seen is not None
         # One peer that is far away must not make all others seem so: much of the growth is the link's own.
         expectation.observe(seen, GROWTH)
-        if bool(too_far.any()):
+        if any_void and bool(too_far.any()):
             expectation.grow(too_far, vector, GROWTH**0.5)
         assert expectation.distances is not None
         ratio = torch.where(seen < torch.inf, seen / expectation.distances, 1.0).clamp_(min=1.0)

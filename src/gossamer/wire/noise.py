@@ -53,6 +53,7 @@ def _read(table: Tensor, seed: int, part: Part) -> Tensor:
         position = mix(seed, part.index) % TABLE_SIZE
         return table[position : position + part.size].view(-1, BLOCK)
     segments = range(part.index, part.index + part.size // SEGMENT)
-    positions = torch.tensor([mix(seed, segment) % TABLE_SIZE for segment in segments], device=table.device)
+    positions = torch.tensor([mix(seed, segment) % TABLE_SIZE for segment in segments])
+    positions = positions.to(table.device, non_blocking=True)
     # Row p of this view is the table from position p on.
     return table.as_strided((TABLE_SIZE, SEGMENT), (1, 1))[positions].view(-1, BLOCK)

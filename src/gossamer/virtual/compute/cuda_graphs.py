@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import torch
@@ -17,6 +18,14 @@ from gossamer.virtual.compute.gradient_backends import BatchedBackend, GradientB
 
 NUM_COPIES = 4
 """Workers whose gradients one captured graph computes concurrently, each on its own copy of the model."""
+
+NUM_SMALL_COPIES, SMALL_MODEL = 8, 1_000_000
+"""The same for models with fewer parameters than this: one worker's kernels leave more of the GPU idle."""
+
+
+def num_copies(num_parameters: int) -> int:
+    return NUM_SMALL_COPIES if num_parameters < SMALL_MODEL else NUM_COPIES
+
 
 T = TypeVar("T")
 
@@ -60,28 +69,33 @@ class GraphCapture:
 
 
 class GraphBackend:
-    """Evaluates up to ``NUM_COPIES`` workers by one replay of a captured graph, each on its own copy of the model.
+    """Evaluates up to ``max_workers`` workers by one replay of a captured graph, each on its own copy of the model.
 
     The kernels of one worker leave much of a large GPU idle; those of several share it. A model that cannot be captured
     is evaluated by the fallback.
     """
 
     def __init__(
-        self, make_copy: Callable[[], SequentialBackend], make_fallback: Callable[[], GradientBackend]
+        self,
+        make_copy: Callable[[], SequentialBackend],
+        make_fallback: Callable[[], GradientBackend],
+        max_workers: int = NUM_COPIES,
     ) -> None:
-        self.make_copy, self.make_fallback = make_copy, make_fallback
+        self.make_copy, self.make_fallback, self.max_workers = make_copy, make_fallback, max_workers
         self.backend: GradientBackend | None = None
 
     def __call__(
         self, points: Tensor, buffers: Tensor, ranks: list[int], index: Tensor, inputs: Tensor, targets: Tensor
     ) -> Tensor:
         if self.backend is None:
-            self.backend = self._capture(inputs[0], targets[0])
+            self.backend = self._capture(inputs, targets)
         return self.backend(points, buffers, ranks, index, inputs, targets)
 
     def _capture(self, inputs: Tensor, targets: Tensor) -> GradientBackend:
         try:
-            return _CapturedCopies(self.make_copy, inputs, targets)
+            copies = CapturedCopies(self.make_copy, self.max_workers, inputs[0], targets[0])
+            copies.capture(len(inputs))
+            return copies
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # the model copies from the CPU, or reads a number of a tensor
@@ -90,63 +104,67 @@ class GraphBackend:
         return self.make_fallback()
 
 
-class _CapturedCopies:
-    """Two captured graphs: one of all copies of the model, one of the first copy alone, for smaller batches."""
+class CapturedCopies:
+    """Copies of the model and captured graphs of the first 1, 2, 4 … of them, or of all.
 
-    def __init__(self, make_copy: Callable[[], SequentialBackend], inputs: Tensor, targets: Tensor) -> None:
-        self.copies = [_ModelCopy(make_copy(), inputs, targets) for _ in range(NUM_COPIES)]
-        capture = GraphCapture(inputs.device)
-        computations = [copy.compute for copy in self.copies]
-        self.graph_of_all, _ = capture.capture(lambda: capture.run_concurrently(computations))
-        self.graph_of_one, _ = capture.capture(lambda: capture.run_concurrently(computations[:1]))
+    A batch of workers takes the smallest graph that is large enough. What its other copies compute is not used.
+    """
+
+    def __init__(
+        self,
+        make_copy: Callable[[], SequentialBackend],
+        max_workers: int,
+        inputs: Tensor,
+        targets: Tensor,
+        make_capture: Callable[[torch.device], GraphCapture] = GraphCapture,
+    ) -> None:
+        """``inputs`` and ``targets``: one mini-batch, for its shape."""
+        self.models = [make_copy() for _ in range(max_workers)]
+        self.points = [model.point for model in self.models]
+        self.buffers = [model.buffers for model in self.models]
+        self.inputs, self.targets = (torch.stack([part] * max_workers) for part in (inputs, targets))
+        self.losses = torch.zeros(max_workers, dtype=self.points[0].dtype, device=inputs.device)
+        self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
+        """By the number of copies."""
+        self.graph_capture = make_capture(inputs.device)
 
     def __call__(
         self, points: Tensor, buffers: Tensor, ranks: list[int], index: Tensor, inputs: Tensor, targets: Tensor
     ) -> Tensor:
-        if len(ranks) == NUM_COPIES:
-            return self._replay(self.graph_of_all, points, buffers, ranks, inputs, targets)
-        losses = [
-            self._replay(self.graph_of_one, points, buffers, [rank], x[None], y[None])
-            for rank, x, y in zip(ranks, inputs, targets, strict=True)
-        ]
-        return torch.cat(losses)
-
-    def _replay(
-        self,
-        graph: torch.cuda.CUDAGraph,
-        points: Tensor,
-        buffers: Tensor,
-        ranks: list[int],
-        inputs: Tensor,
-        targets: Tensor,
-    ) -> Tensor:
-        copies = self.copies[: len(ranks)]
-        for copy, rank, x, y in zip(copies, ranks, inputs, targets, strict=True):
-            copy.load(points[rank], buffers[rank], x, y)
+        count = len(ranks)
+        graph = self.capture(count)
+        self.inputs[:count].copy_(inputs)
+        self.targets[:count].copy_(targets)
+        rows = [(self.points[:count], _rows(points, ranks))]
+        if buffers.numel():
+            rows.append((self.buffers[:count], _rows(buffers, ranks)))
+        # One launch for all rows, however long.
+        for static, theirs in rows:
+            torch._foreach_copy_(static, theirs)
         graph.replay()
-        for copy, rank in zip(copies, ranks, strict=True):
-            points[rank].copy_(copy.model.point)
-            buffers[rank].copy_(copy.model.buffers)
-        return torch.stack([copy.loss for copy in copies])
+        for static, theirs in rows:
+            torch._foreach_copy_(theirs, static)
+        return self.losses[:count].clone()
+
+    def capture(self, count: int) -> torch.cuda.CUDAGraph:
+        """Return the graph for ``count`` workers. Capture it if there is none yet, which overwrites all copies."""
+        size = min(len(self.models), 1 << (count - 1).bit_length())
+        if size not in self.graphs:
+            computations = [partial(self._compute, number) for number in range(size)]
+            run_all = partial(self.graph_capture.run_concurrently, computations)
+            self.graphs[size], _ = self.graph_capture.capture(run_all)
+        return self.graphs[size]
+
+    def _compute(self, number: int) -> None:
+        """Replace the point of one copy by the gradient there."""
+        model = self.models[number]
+        self.losses[number].copy_(model.compute(self.inputs[number], self.targets[number]))
+        model.write_gradient(model.point)
 
 
-class _ModelCopy:
-    """A copy of the model with the static tensors that its graph reads and writes."""
-
-    def __init__(self, model: SequentialBackend, inputs: Tensor, targets: Tensor) -> None:
-        self.model, self.inputs, self.targets = model, inputs.clone(), targets.clone()
-        self.loss = torch.zeros((), dtype=model.point.dtype, device=inputs.device)
-
-    def load(self, point: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor) -> None:
-        self.model.point.copy_(point)
-        self.model.buffers.copy_(buffers)
-        self.inputs.copy_(inputs)
-        self.targets.copy_(targets)
-
-    def compute(self) -> None:
-        """Replace the point by the gradient there."""
-        self.loss.copy_(self.model.compute(self.inputs, self.targets))
-        self.model.write_gradient(self.model.point)
+def _rows(matrix: Tensor, ranks: list[int]) -> list[Tensor]:
+    rows = matrix.unbind()
+    return [rows[rank] for rank in ranks]
 
 
 class BatchedGraphBackend:

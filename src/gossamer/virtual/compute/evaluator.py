@@ -24,7 +24,7 @@ from gossamer.tasks import Batches, Task
 from gossamer.tasks.task import cross_entropies, cross_entropy
 from gossamer.vectors.flat import Flat, usable
 from gossamer.virtual.compute.batched_mlp import BatchedMLP
-from gossamer.virtual.compute.cuda_graphs import NUM_COPIES, BatchedGraphBackend, GraphBackend
+from gossamer.virtual.compute.cuda_graphs import BatchedGraphBackend, GraphBackend, num_copies
 from gossamer.virtual.compute.gradient_backends import (
     Autocast,
     BatchedBackend,
@@ -40,6 +40,9 @@ the user batches gets no CUDA graph."""
 
 CHUNK_BYTES = 256 << 20
 """Upper limit for the parameters, gradients and inputs of the workers that are evaluated together."""
+
+TEST_BYTES = {"cpu": CHUNK_BYTES, "cuda": 8 * CHUNK_BYTES}
+"""Upper limit for the activations of a part of the test set; large on a GPU, where every launch costs time."""
 
 
 def choose_backend(model: nn.Module, num_parameters: int, device: torch.device) -> str:
@@ -100,7 +103,7 @@ class Evaluator:
 
     def _max_workers(self) -> int:
         if self.backend != "batched":
-            return NUM_COPIES if self.backend == "graph" else 1
+            return num_copies(self.flat.size) if self.backend == "graph" else 1
         sample = self.train[0][0].numel() * 8 * (self.batches[0].batch if self.batches else 1)
         row = self.flat.size * torch.finfo(self.flat.dtype).bits // 8
         return max(1, CHUNK_BYTES // (3 * row + sample))
@@ -142,7 +145,9 @@ class Evaluator:
             SequentialBackend, self.task, self.model, self.flat, self.buffer_flat, self.device, self.autocast
         )
         make_loop = partial(make_copy, in_place=points[0].nbytes >= WIDE_BYTES and all(map(usable, points)))
-        return GraphBackend(make_copy, make_fallback=make_loop) if self.backend == "graph" else make_loop()
+        if self.backend == "graph":
+            return GraphBackend(make_copy, make_fallback=make_loop, max_workers=min(self.max_workers, len(points)))
+        return make_loop()
 
     def _losses(
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor
@@ -175,11 +180,11 @@ class Evaluator:
         index = torch.from_numpy(samples).to(self.device, non_blocking=True)
         inputs, targets = (part.index_select(0, index.flatten()).unflatten(0, index.shape) for part in self.train)
         if self.task.augment is not None:
-            augmented = [
-                self.task.augment(batch, stream(self.seed, "augment", rank, step))
-                for batch, rank, step in zip(inputs, ranks, steps, strict=True)
-            ]
-            inputs = torch.stack(augmented)
+            rngs = [stream(self.seed, "augment", rank, step) for rank, step in zip(ranks, steps, strict=True)]
+            if self.task.augment_many is not None:
+                inputs = self.task.augment_many(inputs, rngs)
+            else:
+                inputs = torch.stack(list(map(self.task.augment, inputs, rngs)))
         return inputs, targets
 
     @torch.no_grad()
@@ -200,7 +205,8 @@ class Evaluator:
         inputs, targets = self.test
         num_samples = len(inputs)
         # Activations take about a hundred times the memory of the inputs, per worker.
-        size = max(1, min(num_samples, CHUNK_BYTES // (400 * max(1, inputs[0].numel()) * len(rows))))
+        limit = TEST_BYTES.get(self.device.type, CHUNK_BYTES)
+        size = max(1, min(num_samples, limit // (400 * max(1, inputs[0].numel()) * len(rows))))
         loss = torch.zeros(len(rows), device=rows.device, dtype=torch.float64)
         accuracy = torch.zeros_like(loss)
         for start in range(0, num_samples, size):
