@@ -88,7 +88,7 @@ def test_replicas_with_fsdp2_on_a_gpu_end_as_on_the_cpu_and_copy_beside_the_trai
     expected = torch.tensor(trained_replicas("cpu", method, settings)[0]["weights"])
     for end in trained_replicas("cuda", method, settings):
         torch.testing.assert_close(torch.tensor(end["weights"]), expected, rtol=1e-4, atol=1e-5)
-        vectors = [on_training for on_training, num_bytes in end["copies"] if num_bytes > 64]
+        # FSDP2 itself copies small tables of addresses to the GPU, and a flag may be read: a vector is far longer.
+        vectors = [copy for copy in end["copies"] if copy[1] >= replica_cuda_script.WIDTH**2 * 4]
         assert vectors, "nothing was copied to the host: the replicas did not exchange anything"
-        # A single flag may be read there, a vector never.
-        assert not any(vectors)
+        assert not any(on_training for on_training, _ in vectors), end["copies"]

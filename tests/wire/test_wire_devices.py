@@ -89,7 +89,7 @@ def test_links_and_means_on_a_gpu(name):
         outs = (torch.empty_like(base), torch.empty_like(base))
         for _ in range(3):
             wire.exchange(links, (base, base + 0.01), outs)
-        swapped = [out.cpu() for out in outs]
+        swapped = [out.clone().cpu() for out in outs]
         for _ in range(3):
             wire.average(means, (base, base + 0.01), outs)
         answers[device] = [*swapped, *(out.cpu() for out in outs)]

@@ -23,6 +23,9 @@ BITS = 16
 PLAIN = 2
 """Mode of the blocks of a message in bfloat16, beside those of ``gossamer.wire.lattice``."""
 
+NAN = 0x7FC00000
+"""The bits of a float32 that is not a number."""
+
 
 @dataclass(frozen=True)
 class BFloat16:
@@ -80,6 +83,6 @@ def round_bits(x: Tensor, random: Tensor, finite: bool, out: Tensor) -> None:
     """
     torch.add(x.view(torch.int32), random, out=out)
     if not finite:
-        # A carry could make infinity of NaN, or zero. Torch's own conversion keeps both.
-        kept = x.bfloat16().view(torch.int16).int().bitwise_left_shift_(16)
+        # A carry could make infinity of NaN, or zero. The same bits on every device, which torch's conversion has not.
+        kept = torch.where(torch.isnan(x), NAN, x.view(torch.int32))
         out.copy_(torch.where(torch.isfinite(x), out, kept))
