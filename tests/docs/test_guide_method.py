@@ -26,7 +26,9 @@ torch.manual_seed(0)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 swarm = gossamer.join(model, optimizer, method=LazyGossip, weight=0.5)
-for _ in range(50):
+steps = 0
+while steps < 20 or not swarm.metrics().exchanges:
+    steps += 1
     model(torch.randn(8, 4)).square().mean().backward()
     optimizer.step()
     optimizer.zero_grad()
