@@ -23,8 +23,6 @@ from gossamer.process.net.identity import Identity
 from gossamer.process.net.listener import Listener
 from gossamer.process.net.tls import VARIABLES, Tls, find_tls_files, make_tls
 
-pytestmark = pytest.mark.timeout(120)
-
 HOST = "127.0.0.1"
 SECRET = b"a secret of some length"
 

@@ -22,8 +22,6 @@ from gossamer.process.store.failover_store import FailoverStore
 from gossamer.process.store.home_store import Home, Host, HostedStore
 from gossamer.process.store.rank_info import free_port
 
-pytestmark = pytest.mark.timeout(120)
-
 HOST = "127.0.0.1"
 MEMBER = Identity(0, secret=b"a secret of some length")
 

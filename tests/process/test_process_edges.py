@@ -17,8 +17,6 @@ from gossamer.process.pairwise import edge as edges
 from gossamer.process.pairwise.edge import Edge, EdgeLost
 from gossamer.process.pairwise.peer_connections import PeerConnections
 
-pytestmark = pytest.mark.timeout(120)
-
 FRAME = 32
 
 
