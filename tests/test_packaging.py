@@ -23,7 +23,7 @@ def dist(tmp_path_factory):
     """The folder with the source distribution and the wheel."""
     folder = tmp_path_factory.mktemp("dist")
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT]
-    subprocess.run(build, check=True, capture_output=True, timeout=100)
+    subprocess.run(build, check=True, capture_output=True, timeout=200)
     return folder
 
 
@@ -63,7 +63,7 @@ def test_the_wheel_works_in_an_empty_environment(wheel, tmp_path):
     (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
 
     def run(*command):
-        done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60)
+        done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=200)
         assert done.stderr == ""
         return done.stdout
 

@@ -27,7 +27,7 @@ print(json.dumps(outcomes))
 
 
 def run_python(*command):
-    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=60, check=True)
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, timeout=200, check=True)
     assert done.stderr == ""
     return json.loads(done.stdout)
 

@@ -184,7 +184,7 @@ def train_on_a_small_disk(command, folder, largest_file, *options):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file)),
     )
 

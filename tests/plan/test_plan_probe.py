@@ -116,7 +116,7 @@ def test_a_probe_that_loses_a_worker_reports_it_and_writes_what_it_has(tmp_path)
     # The fork server, a child of the command, has forked the three workers in the order of their ranks.
     (workers,) = [pids for child in children(process.pid) if len(pids := children(child)) == 3]
     os.kill(workers[1], signal.SIGKILL)
-    out, err = process.communicate(timeout=110)
+    out, err = process.communicate(timeout=250)
     assert process.returncode == 1
     assert out == ""
     last = [line for line in err.splitlines() if line.startswith("gossamer: ")]
@@ -180,7 +180,7 @@ def test_join_with_auto_probes_restores_the_model_and_trains(tmp_path):
     ]
     outputs = []
     for worker in workers:
-        out, err = worker.communicate(timeout=110)
+        out, err = worker.communicate(timeout=250)
         assert worker.returncode == 0, err
         assert out.endswith("done\n")
         outputs.append(out)

@@ -36,7 +36,7 @@ def test_every_kind_of_method_trains_across_hosts(hosts: Hosts) -> None:
         for host in range(2)
     ]
     try:
-        outputs = [job.communicate(timeout=110)[0] for job in jobs]
+        outputs = [job.communicate(timeout=250)[0] for job in jobs]
     finally:
         for job in jobs:
             job.kill()

@@ -85,7 +85,7 @@ def test_the_page_is_live_and_shows_a_worker_that_was_killed_and_came_back(tmp_p
             errors = []
             page.on("pageerror", lambda error: errors.append(str(error)))
             page.goto(server.url)
-            page.wait_for_selector("html[data-drawn]", timeout=30_000)
+            page.wait_for_selector("html[data-drawn]", timeout=60_000)
             live = page.locator("#live-text")
             until(lambda: live.text_content().startswith("step "))
             begun = live.text_content()
