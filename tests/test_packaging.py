@@ -1,5 +1,6 @@
 """The wheel contains the whole package, and works in an environment where only it is installed."""
 
+import os
 import re
 import subprocess
 import sys
@@ -63,7 +64,8 @@ def test_the_wheel_works_in_an_empty_environment(wheel, tmp_path):
     (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
 
     def run(*command):
-        done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=200)
+        alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        done = subprocess.run(command, cwd=tmp_path, env=alone, check=True, capture_output=True, text=True, timeout=200)
         assert done.stderr == ""
         return done.stdout
 

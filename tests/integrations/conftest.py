@@ -1,35 +1,15 @@
 import json
 import multiprocessing
-import os
-import runpy
-import sys
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch.distributed as dist
+from integration_process import run_script
 
 from gossamer.process.store.rank_info import free_port
 
-HERE = Path(__file__).parent
-EXAMPLES = HERE.parents[1] / "examples"
 WITHIN_S = 300
 WORKERS = 2
-
-
-def run_script(script, out, rank, environment):
-    """Run a script of ours as one worker that prints into a file of its own."""
-    os.environ.update(environment, RANK=str(rank), LOCAL_RANK=str(rank))
-    for descriptor, name in ((1, "stdout"), (2, "stderr")):
-        with open(Path(out, f"{name}-{rank}.log"), "w") as log:
-            os.dup2(log.fileno(), descriptor)
-    os.chdir(out)
-    sys.path.insert(0, str(EXAMPLES))
-    sys.argv = [str(HERE / script), str(out)]
-    try:
-        runpy.run_path(str(HERE / script), run_name="__main__")
-    finally:
-        sys.stdout.flush()
 
 
 @pytest.fixture(scope="session")
