@@ -34,9 +34,10 @@ lint: .venv/dev
 test: .venv/dev
 	$(MAKE) --no-print-directory -j 2 lint pytest
 
-# More processes than the two cores of the CI: most tests with real workers wait for something.
+# More processes than the two cores of the CI: most tests with real workers wait for something. Each process has tests
+# that follow each other, so that they share what a module sets up.
 pytest: .venv/dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
 # Real processes are killed, stopped and poisoned while the others train. It takes minutes; RUNS=50 repeats it.
 RUNS ?= 1

@@ -16,7 +16,7 @@ EXAMPLE = Path(__file__).parents[1] / "examples" / "train.py"
 def run(*arguments, workers):
     launcher = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={workers}"] if workers > 1 else []
     program = [sys.executable, *launcher, str(EXAMPLE), *map(str, arguments)]
-    finished = subprocess.run(program, capture_output=True, text=True, timeout=100)
+    finished = subprocess.run(program, capture_output=True, text=True, timeout=130)
     assert finished.returncode == 0, finished.stderr
     return finished.stdout
 

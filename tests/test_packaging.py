@@ -1,5 +1,6 @@
 """The wheel contains the whole package, and works in an environment where only it is installed."""
 
+import os
 import re
 import subprocess
 import sys
@@ -23,7 +24,7 @@ def dist(tmp_path_factory):
     """The folder with the source distribution and the wheel."""
     folder = tmp_path_factory.mktemp("dist")
     build = [sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ROOT]
-    subprocess.run(build, check=True, capture_output=True, timeout=100)
+    subprocess.run(build, check=True, capture_output=True, timeout=200)
     return folder
 
 
@@ -63,7 +64,8 @@ def test_the_wheel_works_in_an_empty_environment(wheel, tmp_path):
     (site_packages / "dependencies.pth").write_text(sysconfig.get_path("purelib") + "\n")
 
     def run(*command):
-        done = subprocess.run(command, cwd=tmp_path, check=True, capture_output=True, text=True, timeout=60)
+        alone = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+        done = subprocess.run(command, cwd=tmp_path, env=alone, check=True, capture_output=True, text=True, timeout=200)
         assert done.stderr == ""
         return done.stdout
 

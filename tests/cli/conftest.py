@@ -64,7 +64,7 @@ def process(command, tmp_path):
     def run(*arguments):
         program, environment = command
         done = subprocess.run(
-            [*program, *map(str, arguments)], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=60
+            [*program, *map(str, arguments)], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200
         )
         return Outcome(done.returncode, done.stdout, done.stderr)
 

@@ -1,5 +1,6 @@
 """``--checkpoint-every`` and ``--resume``: a run goes on where it was, on as many workers or on others."""
 
+import contextlib
 import json
 import re
 import resource
@@ -10,11 +11,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from gossamer.methods import METHODS
+from gossamer.cli import main
 from gossamer.report.recordings import read_recording
 from gossamer.train.checkpoint import find_checkpoint, read_state, write_state
 
-LOCKSTEP = [name for name, method in METHODS.items() if method.lockstep]
+LOCKSTEP = ("allreduce", "diloco", "divisible", "overlap")
+"""Of the methods that wait: one that keeps nothing, and those with state of their own and averages in flight."""
 
 # Everything that a step may depend on: batch norm's buffers, dropout's random numbers, momentum, a schedule.
 TASK = """
@@ -114,10 +116,20 @@ def test_the_last_two_are_kept(gossamer, task):
     assert sorted(path.name for path in (task / "run" / "checkpoints").iterdir()) == ["30", "36"]
 
 
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory):
+    """The folder of a run with two checkpoints."""
+    folder = tmp_path_factory.mktemp("kept")
+    (folder / "drop.py").write_text(TASK)
+    with contextlib.chdir(folder):
+        assert main([*RUN, "--method", "allreduce", "--checkpoint-every", "5"]) == 0
+    return folder
+
+
 @pytest.fixture
-def kept(gossamer, task):
-    """A run with two checkpoints."""
-    assert gossamer(*RUN, "--method", "allreduce", "--checkpoint-every", "5").code == 0
+def kept(trained, task):
+    """A run with two checkpoints, in this test's own folder."""
+    shutil.copytree(trained / "run", task / "run")
     return task / "run" / "checkpoints"
 
 
@@ -172,7 +184,7 @@ def train_on_a_small_disk(command, folder, largest_file, *options):
         cwd=folder,
         capture_output=True,
         text=True,
-        timeout=60,
+        timeout=200,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, largest_file)),
     )
 

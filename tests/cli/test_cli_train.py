@@ -199,7 +199,7 @@ def running(command, tmp_path):
         )
         started.append(process)
         metrics = tmp_path / "run" / "metrics.jsonl"
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + 120
         while not (
             metrics.exists()
             and metrics.read_text().count("\n") > 2
@@ -236,17 +236,16 @@ def all_gone(pids, within_s=60.0):
     return not any(map(alive, pids))
 
 
-@pytest.mark.parametrize(
-    ("method", "how"), [("allreduce", "terminal"), ("a2cid2", "launcher"), ("overlap", signal.SIGTERM)]
-)
+@pytest.mark.parametrize(("method", "how"), [("allreduce", "terminal"), ("a2cid2", signal.SIGTERM)])
 def test_ctrl_c_ends_all_workers_and_leaves_a_checkpoint(running, gossamer, tmp_path, method, how):
     process = running(*LONG, "--method", method)
     pids = workers_of(tmp_path / "run")
     if how == "terminal":
         os.killpg(process.pid, signal.SIGINT)
     else:
-        process.send_signal(signal.SIGINT if how == "launcher" else how)
-    out, err = process.communicate(timeout=100)
+        # Only to the command, as a launcher does.
+        process.send_signal(how)
+    out, err = process.communicate(timeout=200)
     assert process.returncode == 130
     assert err.splitlines()[-1].startswith("gossamer: stopped after ")
     assert "Traceback" not in out + err
@@ -337,7 +336,7 @@ def test_under_torchrun_the_command_joins(command, tmp_path):
         cwd=tmp_path,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=200,
     )
     assert ran.returncode == 0, ran.stderr
     results = json.loads(ran.stdout)["results"]

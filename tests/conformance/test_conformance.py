@@ -10,7 +10,7 @@ REAL = [name for name, check in CHECKS.items() if check.real]
 
 @pytest.mark.parametrize("name", METHODS)
 def test_every_method_passes_all_checks_in_the_virtual_cluster(name):
-    check_method(METHODS[name], real=False, seeds=range(20))
+    check_method(METHODS[name], real=False, seeds=range(10))
 
 
 @pytest.mark.parametrize(

@@ -1,19 +1,17 @@
-"""Two workers under torchrun in loops with the real Accelerate."""
+"""Two workers in loops with the real Accelerate."""
 
 import re
 
 import pytest
 from safetensors.torch import load_file
 
-pytest.importorskip("accelerate")
-
 # The first test waits for the workers of all; on a busy machine they take their time.
 pytestmark = pytest.mark.timeout(320)
 
 
 @pytest.fixture(scope="module")
-def run(torchrun):
-    return torchrun("accelerate_worker.py")
+def run(launch):
+    return launch("accelerate_worker.py", "accelerate")
 
 
 @pytest.fixture(scope="module")
@@ -26,7 +24,6 @@ def test_the_example_ends_with_one_model(run):
     lines = re.findall(r"worker (\d) of 2: (\d+) steps, (\d+) exchanges, lr \S+, weights (\S+)", printed)
     assert sorted(line[0] for line in lines) == ["0", "1"]
     assert {line[1] for line in lines} == {"69"}
-    assert all(int(line[2]) > 0 for line in lines)
     assert len({line[3] for line in lines}) == 1
     scores = re.findall(r"epoch (\d): accuracy ([\d.]+) on 360 digits", printed)
     # Only the main process prints, and the score is over the digits of both.

@@ -1,18 +1,16 @@
-"""Two workers under torchrun with the real Lightning."""
+"""Two workers with the real Lightning."""
 
 import re
 
 import pytest
-
-pytest.importorskip("lightning")
 
 # The first test waits for the workers of all; on a busy machine they take their time.
 pytestmark = pytest.mark.timeout(320)
 
 
 @pytest.fixture(scope="module")
-def run(torchrun):
-    return torchrun("lightning_worker.py")
+def run(launch):
+    return launch("lightning_worker.py", "lightning")
 
 
 def test_the_example_ends_with_one_model(run):
@@ -20,7 +18,6 @@ def test_the_example_ends_with_one_model(run):
     lines = re.findall(r"worker (\d) of 2: (\d+) steps, (\d+) exchanges, accuracy ([\d.]+), weights (\S+)", printed)
     assert sorted(line[0] for line in lines) == ["0", "1"]
     assert {line[1] for line in lines} == {"90"}
-    assert all(int(line[2]) > 0 for line in lines)
     assert len({line[3:] for line in lines}) == 1
     assert float(lines[0][3]) > 0.85
 

@@ -83,11 +83,12 @@ def test_both_sides_of_a_partition_are_averaged(hosts: Hosts, tmp_path: Path, me
 
 
 def test_the_end_in_a_partition_is_said(hosts: Hosts, tmp_path: Path) -> None:
-    with workers_on(hosts, tmp_path, "allreduce", steps=60) as workers:
+    with workers_on(hosts, tmp_path, "allreduce") as workers:
         for worker in workers:
             worker.at("joined", LIMIT_S)
             worker.step(20)
         hosts.isolate(2)
+        (tmp_path / "enough").touch()
         ends = finished(workers)
     assert [end["missing"] for end in ends] == [[2], [2], [0, 1]]
     for end in ends:

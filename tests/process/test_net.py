@@ -23,8 +23,6 @@ from gossamer.process.net.identity import Identity
 from gossamer.process.net.listener import Listener
 from gossamer.process.net.tls import VARIABLES, Tls, find_tls_files, make_tls
 
-pytestmark = pytest.mark.timeout(120)
-
 HOST = "127.0.0.1"
 SECRET = b"a secret of some length"
 
@@ -60,7 +58,7 @@ class Server:
     def pair(self, identity: Identity) -> tuple[Connection, Connection]:
         """Both ends of a new connection."""
         ours = self.connect(identity)
-        assert self.arrived.acquire(timeout=20)
+        assert self.arrived.acquire(timeout=60)
         return ours, self.accepted[-1][0]
 
     def close(self) -> None:
@@ -76,7 +74,7 @@ def server(member: Identity) -> Iterator[Server]:
     server.close()
 
 
-def soon(condition: Callable[[], bool], within_s: float = 30.0) -> bool:
+def soon(condition: Callable[[], bool], within_s: float = 60.0) -> bool:
     until = time.monotonic() + within_s
     while time.monotonic() < until:
         if condition():
@@ -155,7 +153,7 @@ def test_close_wakes_both_ends(server: Server, member: Identity) -> None:
     time.sleep(0.1)
     ours.close()
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert len(errors) == 2
     with pytest.raises(ConnectionError):
         ours.send(b"x", deadline=None)
@@ -219,7 +217,7 @@ def recorded_greeting(server: Server) -> bytes:
                 wanted = steps.send(received)
         except StopIteration:
             pass
-    assert server.arrived.acquire(timeout=20)
+    assert server.arrived.acquire(timeout=60)
     return b"".join(sent)
 
 

@@ -47,7 +47,7 @@ def test_the_next_numbers_are_reserved_during_the_step(swarm, monkeypatch):
     batches = swarm.batches(range(5), total_steps=5)
     assert next(batches) == 0
     for _ in range(2):
-        assert calls.acquire(timeout=10), "nothing is reserved before this step is over"
+        assert calls.acquire(timeout=60), "nothing is reserved before this step is over"
     assert list(batches) == [1, 2, 3, 4]
 
 

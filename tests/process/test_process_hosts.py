@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 import gossamer
-from gossamer.methods import METHODS
 from hosts import Hosts, Unavailable
 
 SCRIPT = Path(__file__).with_name("hosts_script.py")
@@ -24,16 +23,20 @@ def hosts():
         pytest.skip(str(why))
 
 
-def test_every_method_trains_across_hosts(hosts: Hosts) -> None:
+METHODS = ("allreduce", "overlap", "a2cid2", "lasgd", "sgp")
+"""One of each kind: means and gathers in the step, pairwise exchanges, means in the background, shifts."""
+
+
+def test_every_kind_of_method_trains_across_hosts(hosts: Hosts) -> None:
     environment = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(gossamer.__file__).parents[1])}
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--nnodes", "2", "--nproc-per-node", "2"]
     torchrun += ["--master-addr", hosts.address(0), "--master-port", "29500"]
     jobs = [
-        hosts.start(host, [*torchrun, "--node-rank", str(host), str(SCRIPT)], environment, subprocess.PIPE)
+        hosts.start(host, [*torchrun, "--node-rank", str(host), str(SCRIPT), *METHODS], environment, subprocess.PIPE)
         for host in range(2)
     ]
     try:
-        outputs = [job.communicate(timeout=100)[0] for job in jobs]
+        outputs = [job.communicate(timeout=250)[0] for job in jobs]
     finally:
         for job in jobs:
             job.kill()

@@ -69,9 +69,10 @@ def test_running_statistics_are_local_and_averaged_in_the_end():
     torch.testing.assert_close(torch.tensor(first["buffers"]), own.mean(0), rtol=1e-6, atol=1e-7)
 
 
-@pytest.mark.parametrize("loop", ["grad scaler", "grad scaler, fused"])
-@pytest.mark.parametrize("method", METHODS)
-def test_a_worker_that_skips_a_step_harms_nobody(loop, method):
+@pytest.mark.parametrize(
+    ("method", "loop"), [(name, ("grad scaler", "grad scaler, fused")[at % 2]) for at, name in enumerate(METHODS)]
+)
+def test_a_worker_that_skips_a_step_harms_nobody(method, loop):
     if method == "divisible" and loop == "grad scaler":
         loop = "grad scaler, adam"
     with RealWorkers(2, script=loop_kinds.train, loop=loop, method=method, steps=20, overflow=(1, 7)) as workers:

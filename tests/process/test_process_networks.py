@@ -15,8 +15,6 @@ from gossamer.process.store.failover_store import FailoverStore
 from gossamer.process.store.home_store import Home, Host, HostedStore
 from gossamer.process.store.parsing import Refusals, read_address, read_number, read_ranks, read_time
 
-pytestmark = pytest.mark.timeout(150)
-
 
 def test_a_worker_dies_after_it_said_that_it_is_there() -> None:
     faults.test_a_worker_dies_after_it_said_that_it_is_there("overlap", 0.25)

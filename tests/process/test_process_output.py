@@ -73,7 +73,6 @@ def test_two_workers_leave_a_run_folder(tmp_path):
     assert (figures["accuracy"], figures["worker_steps/worker_1"]) == (0.75, 40)
 
 
-@pytest.mark.timeout(300)
 def test_the_page_is_live_and_shows_a_worker_that_was_killed_and_came_back(tmp_path, browser):
     folder, stop = tmp_path / "run", tmp_path / "stop"
     order = {"join": {"out": folder}, "steps": 100_000, "until": str(stop), "final": 0.9}
@@ -86,7 +85,7 @@ def test_the_page_is_live_and_shows_a_worker_that_was_killed_and_came_back(tmp_p
             errors = []
             page.on("pageerror", lambda error: errors.append(str(error)))
             page.goto(server.url)
-            page.wait_for_selector("html[data-drawn]", timeout=30_000)
+            page.wait_for_selector("html[data-drawn]", timeout=60_000)
             live = page.locator("#live-text")
             until(lambda: live.text_content().startswith("step "))
             begun = live.text_content()

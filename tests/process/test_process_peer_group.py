@@ -20,8 +20,6 @@ from gossamer.process.net.connection import Connection
 from gossamer.process.net.identity import Identity
 from gossamer.process.net.listener import Listener
 
-pytestmark = pytest.mark.timeout(120)
-
 TIMEOUT_S = 30.0
 LONG = SHORT_BYTES // 2 + 77
 """Elements of a vector that goes around the ring, in several pieces of several lengths."""

@@ -44,7 +44,6 @@ def plain():
     return train
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize(
     ("kind", "method"),
     [("fsdp", method) for method in METHODS] + [("ddp", "diloco"), ("tp", "diloco"), ("fsdp-tp", "allreduce")],
@@ -77,7 +76,6 @@ WRONG = {
 }
 
 
-@pytest.mark.timeout(200)
 def test_wrong_meshes_models_and_methods_are_refused_on_every_rank_and_the_right_one_trains():
     attempts = list(WRONG.values())
     order = {"shape": (2, 2), "kind": "fsdp", "method": "localsgd", "settings": {"period": 2}, "steps": 4}
@@ -91,7 +89,6 @@ def test_wrong_meshes_models_and_methods_are_refused_on_every_rank_and_the_right
     assert all(report["steps"] == 4 for report in reports)
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize(
     ("method", "killed", "left", "settings"), [("allreduce", 3, 2, {}), ("diloco", 2, 3, {"period": 2, "delay": 1})]
 )
@@ -120,7 +117,6 @@ def test_a_replica_that_lost_a_rank_ends_the_others_go_on_and_it_comes_back(meth
         assert report["torn"] == 0
 
 
-@pytest.mark.timeout(200)
 def test_a_replica_is_refused_as_a_whole_if_one_part_is_not_finite():
     reports = trained((2, 2), kind="fsdp", method="allreduce", spoilt_at=3)
     for rank, report in enumerate(reports):
@@ -131,7 +127,6 @@ def test_a_replica_is_refused_as_a_whole_if_one_part_is_not_finite():
         assert len(taken_over) == (1 if rank in (2, 3) else 0)
 
 
-@pytest.mark.timeout(200)
 @pytest.mark.parametrize("dying", [2, 3])
 def test_a_mean_that_only_one_shard_completed_counts_for_none(dying):
     jobs = {"jobs": True, "ports": [free_port() for _ in range(4)], "address": f"127.0.0.1:{free_port()}"}
@@ -150,7 +145,6 @@ def test_a_mean_that_only_one_shard_completed_counts_for_none(dying):
 LLM = Path(__file__).parents[2] / "examples" / "llm.py"
 
 
-@pytest.mark.timeout(300)
 def test_the_llm_example_trains_and_resumes_where_it_was(tmp_path):
     text = tmp_path / "text.txt"
     text.write_text("".join(f"{number} times {number} is {number**2}.\n" for number in range(400)))

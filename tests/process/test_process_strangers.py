@@ -19,8 +19,6 @@ from gossamer.process.net.connection import connect
 from gossamer.process.net.identity import Identity
 from gossamer.process.net.tls import make_tls
 
-pytestmark = pytest.mark.timeout(150)
-
 
 @pytest.mark.parametrize("stopped", [False, True])
 def test_a_second_process_of_a_rank_is_refused(stopped: bool, tmp_path: Path) -> None:

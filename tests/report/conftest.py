@@ -36,7 +36,7 @@ class OpenPage:
         self.page.on("pageerror", lambda error: self.errors.append(str(error)))
         self.page.on("request", lambda request: self.requests.append(request.url))
         self.page.goto(url)
-        self.page.wait_for_selector("html[data-drawn]", timeout=20_000)
+        self.page.wait_for_selector("html[data-drawn]", timeout=60_000)
 
     def close(self):
         self.context.close()

@@ -395,12 +395,12 @@ def test_the_live_page_follows_the_run(copied, open_page):
         assert opened.evaluate(num_points) == 5
         with (copied / "metrics.jsonl").open("a") as more:
             more.write("\n".join(lines[5:20]) + "\n")
-        opened.page.wait_for_function(f"{num_points} === 20", timeout=10_000)
+        opened.page.wait_for_function(f"{num_points} === 20", timeout=60_000)
         assert opened.text("#live-text") == f"{round(100 * 19 / 40)}%"
         (copied / "metrics.jsonl").write_text("\n".join(lines) + "\n")
         (copied / "summary.json").write_text(summary)
         opened.page.wait_for_function(
-            "() => document.getElementById('live-text').textContent === 'finished'", timeout=10_000
+            "() => document.getElementById('live-text').textContent === 'finished'", timeout=60_000
         )
         assert opened.page.locator("#notes li").count() == 0
         assert opened.text("h1").startswith("gossip reached ")
@@ -409,5 +409,5 @@ def test_the_live_page_follows_the_run(copied, open_page):
         server.shutdown()
         thread.join()
     opened.page.wait_for_function(
-        "() => document.getElementById('live-text').textContent.includes('does not answer')", timeout=10_000
+        "() => document.getElementById('live-text').textContent.includes('does not answer')", timeout=60_000
     )

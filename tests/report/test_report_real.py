@@ -1,28 +1,23 @@
 """Real workers: their recordings agree with the result, are on one clock, and their traces join into one."""
 
+import contextlib
+import io
 import json
-import os
-import subprocess
-import sys
 
 import pytest
 
+from gossamer.cli import main
 from gossamer.report.document import report_document
 from gossamer.report.runs import read_run
 
 
 def train(folder, *options):
-    """Run ``gossamer train`` in a process of its own."""
-    program = [sys.executable, "-m", "gossamer", "train", "--workers", "3", "--compute", "10ms", *options]
-    done = subprocess.run(
-        [*program, "--out", str(folder), "--json"],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)["results"]
+    """Run ``gossamer train``."""
+    printed = io.StringIO()
+    with contextlib.redirect_stdout(printed):
+        code = main(["train", "--workers", "3", "--compute", "10ms", *options, "--out", str(folder), "--json"])
+    assert code == 0
+    return json.loads(printed.getvalue())["results"]
 
 
 METHODS = ("gossip", "overlap")

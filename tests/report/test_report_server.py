@@ -28,7 +28,7 @@ def serve():
         running.append((server, thread))
 
         def request(path, method="GET", **headers):
-            connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=10)
+            connection = http.client.HTTPConnection("127.0.0.1", server.server_address[1], timeout=60)
             connection.putrequest(method, path, skip_host="Host" in headers, skip_accept_encoding=True)
             for name, value in headers.items():
                 connection.putheader(name.replace("_", "-"), value)
@@ -161,8 +161,8 @@ def test_the_command_prints_its_url_and_ends_with_ctrl_c(copied):
         printed += line
     url = json.loads(printed)["url"]
     assert url.startswith("http://127.0.0.1:")
-    with urllib.request.urlopen(url + "report.json", timeout=10) as answer:
+    with urllib.request.urlopen(url + "report.json", timeout=60) as answer:
         assert json.load(answer)["runs"][0]["name"] == "gossip"
     running.send_signal(signal.SIGINT)
-    out, err = running.communicate(timeout=20)
+    out, err = running.communicate(timeout=60)
     assert (running.returncode, out, err) == (0, "", "")

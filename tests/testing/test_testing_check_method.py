@@ -120,7 +120,7 @@ class Mine(Gossip):
 def run_script(text, tmp_path):
     (tmp_path / "script.py").write_text(text)
     command = [sys.executable, "script.py"]
-    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=100)
+    return subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=200)
 
 
 def test_a_script_checks_a_method_of_its_own(tmp_path):

@@ -22,7 +22,7 @@ def test_the_sum_of_all_models_moves_only_by_updates(method, clock, codec):
     torch.testing.assert_close(kept_sum(cluster.method, cluster.workers), before + added, rtol=0, atol=1e-9)
 
 
-@pytest.mark.parametrize("method", ["gossip", "overlap", "lasgd", "localsgd", "diloco", "noloco"])
+@pytest.mark.parametrize("method", ["gossip", "overlap", "lasgd", "diloco"])
 def test_fewer_bytes_give_the_same_accuracy(method):
     exact, half, quarter = (
         simulate(task="digits", method=method, workers=4, steps=100, wire=codec).final

@@ -21,10 +21,10 @@ from gossamer.testing.worlds.real_worker import Job, main
 from gossamer.testing.worlds.virtual_runs import INSTANT, make_cluster, models, watch_steps
 from gossamer.train.launcher import FORK_SERVER, LocalStore, LocalWorkers, describe_exit
 
-START_TIMEOUT_S = 60.0
+START_TIMEOUT_S = 120.0
 """How long processes may take to start: the first ones load torch."""
 
-JOB_TIMEOUT_S = 60.0
+JOB_TIMEOUT_S = 120.0
 """How long a job may take from then on, on a busy machine."""
 
 POLL_S = 0.02

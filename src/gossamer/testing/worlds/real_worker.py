@@ -31,7 +31,7 @@ STEP_S = 0.002
 """How long a gradient takes at least, so that the background has time to exchange."""
 
 WANTED_EXCHANGES = 2
-PATIENCE_S = 30.0
+PATIENCE_S = 60.0
 """Workers train until all have exchanged, but no longer than this."""
 
 LAST_STEPS = 10
