@@ -200,8 +200,11 @@ MethodGenerator = Generator[Effect, Any, None]
 Part = TypeVar("Part", bound=Callable[..., MethodGenerator])
 
 
-def yields(*effects: type) -> Callable[[Part], Part]:
+def yields(*effects: type, gradient_topic: str = "") -> Callable[[Part], Part]:
     """Declare which effects a generator of a method yields, including those that it starts.
+
+    ``gradient_topic``: every ``step`` begins with ``Mean(worker.gradient, worker.step, gradient_topic)``. Real workers
+    then send the gradient while the backward pass still computes the rest of it.
 
     ```python
     @yields(Mean, Update)
@@ -211,6 +214,7 @@ def yields(*effects: type) -> Callable[[Part], Part]:
 
     def declare(generator: Part) -> Part:
         generator.yields = frozenset(effects)  # type: ignore[attr-defined]
+        generator.gradient_topic = gradient_topic  # type: ignore[attr-defined]
         return generator
 
     return declare
