@@ -54,8 +54,8 @@ class EarlyGradient:
         self._flat_model, self._staging, self._buckets = state.flat_model, state.staging, buckets
         flat = self._flat_model.flat
         self.channel = f"{ASYNC} {topic}"
-        self.buffer = self._staging.host_buffer(f"{self.channel} mean", self._flat_model.x, flat.size + TAIL)
-        """Memory for the mean, and what travels along with it."""
+        self.buffer = self._staging.host_buffer(f"{FOREGROUND} {topic} mean", self._flat_model.x, flat.size + TAIL)
+        """Memory for the mean and what travels along with it; the mean as a whole uses it too."""
         self._mean = BucketMean(groups, self.channel, self.buffer)
         self._layout = f"{flat.size} {str(flat.dtype).removeprefix('torch.')}"
         self._executor = DaemonExecutor(f"gossamer-{self.channel.replace(' ', '-')}")
