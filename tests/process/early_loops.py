@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
+import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -124,8 +127,8 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
     os.environ.update(environment, RANK=str(rank))
     torch.set_num_threads(1)
     count_early = watch_buckets()
-    for name, loop in KINDS.items():
-        weights = {}
+    for name in order["kinds"]:
+        loop, weights = KINDS[name], {}
         sent: list[int] = []
         for bucket_bytes in (SMALL_BYTES, WHOLE_BYTES):
             early_gradient.BUCKET_BYTES = bucket_bytes
@@ -136,10 +139,28 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
             weights[bucket_bytes] = training.weights()
             metrics = swarm.metrics()
             swarm.finish()
+            wait_for_all(Path(order["folder"]), f"{name} {bucket_bytes}", rank, int(environment["WORLD_SIZE"]))
             sent = sent or count_early()
-        report = {"early": weights[SMALL_BYTES], "whole": weights[WHOLE_BYTES], "sent": sent, "steps": metrics.steps}
-        out.send({"at": name, "repeated": metrics.repeated, **report})
+        early, whole = torch.tensor(weights[SMALL_BYTES]), torch.tensor(weights[WHOLE_BYTES])
+        torch.testing.assert_close(early, whole, rtol=1e-4, atol=1e-6)
+        out.send(
+            {
+                "at": name,
+                "steps": metrics.steps,
+                "repeated": metrics.repeated,
+                "sent": sent,
+                "same": torch.equal(early, whole),
+                "digest": hashlib.sha1(early.numpy().tobytes()).hexdigest(),
+            }
+        )
     out.send({"at": "end"})
+
+
+def wait_for_all(folder: Path, what: str, rank: int, count: int) -> None:
+    """Return once all workers have come here: their next job uses the same port."""
+    (folder / f"{what} {rank}").touch()
+    while not all((folder / f"{what} {other}").exists() for other in range(count)):
+        time.sleep(0.005)
 
 
 def watch_buckets() -> Callable[[], list[int]]:

@@ -11,16 +11,14 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from gossamer.process.collectives.call import Call
 from gossamer.process.collectives.groups import ROUND_RESIDUE, TAIL, Groups, differing_rounds
 from gossamer.process.collectives.membership import Communication, Membership
 
-NUM_WORDS = 4
-"""What travels with the last bucket: the number of members, the residue of the round and its square, whether what was
-sent holds."""
+NUM_WORDS = 3
+"""What travels with the last bucket: the residue of the round and its square, whether what was sent holds."""
 
 
 class Bucket(NamedTuple):
@@ -67,33 +65,32 @@ class BucketMean:
         """
         is_last = bucket.start == 0
         mean = self.mean[bucket.start : bucket.end]
-        buffer = self._buffer[: TAIL + bucket.end] if is_last else mean
         words: list[float] = []
 
         def communicate(group: Any, call: Call) -> Communication:
             if group.size() == 2:
                 return [group.exchange(sent, mean, words=(float(call.round), float(holds)), received_words=words)]
+            if not is_last:
+                return [group.mean(sent, mean)]
+            residue = float(call.round % ROUND_RESIDUE)
             mean.copy_(sent)
-            if is_last:
-                residue = float(call.round % ROUND_RESIDUE)
-                numbers = torch.tensor([1.0, residue, residue**2, float(holds)], dtype=sent.dtype)
-                buffer[:TAIL].zero_()[:NUM_WORDS] = numbers
-            return [group.allreduce([buffer], dist.AllreduceOptions())]
+            self._buffer[:TAIL].zero_()[:NUM_WORDS] = torch.tensor([residue, residue**2, float(holds)])
+            buffer = self._buffer[: TAIL + bucket.end]
+            return [group.mean(buffer, buffer)]
 
         members, call = of.run(self._channel, communicate, call, generation)
         num_members = self.num_members = len(members)
         if num_members == 1:
             mean.copy_(sent)
-            return holds
-        if num_members == 2:
+        elif num_members == 2:
             mean.add_(sent).div_(2)
             if int(words[0]) != call.round:
                 (peer,) = (rank for rank in members if rank != self._groups.rank)
                 raise differing_rounds(call, self._groups.rank, 0, peer, int(words[0]), 0)
             return holds and bool(words[1])
-        mean.div_(num_members)
-        if not is_last:
-            return holds
-        _, residues, squares, holding = self._buffer[:NUM_WORDS].tolist()
-        self._groups.check_rounds(of, self._channel, call, [num_members, residues, squares, 0.0], num_members, 0, sent)
-        return round(holding) == num_members
+        elif is_last:
+            residue, square, holding = (num_members * word for word in self._buffer[:NUM_WORDS].tolist())
+            numbers = [num_members, residue, square, 0.0]
+            self._groups.check_rounds(of, self._channel, call, numbers, num_members, 0, sent)
+            return round(holding) == num_members
+        return holds

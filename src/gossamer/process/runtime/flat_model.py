@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from gossamer import memory
 from gossamer.errors import InputError, unknown
 from gossamer.vectors.flat import Flat, as_part_of, is_sharded, local_part
+from gossamer.vectors.vector_math import equal
 
 
 def plain_name(name: str) -> str:
@@ -229,7 +230,7 @@ class FlatModel:
                 return False
             gradient = local_gradient(parameter).to(view.dtype)
             if not view.is_cuda:
-                if not torch.equal(view, gradient):
+                if not equal(view, gradient):
                     return False
             else:
                 # One wait for the GPU, not one for each.
