@@ -43,13 +43,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """Let the worker's optimizer take one step with ``worker.gradient``.
+    """Let the worker's optimizer take one step.
 
     Only ``step`` may yield it, at most once. What precedes it runs before the optimizer's step, what follows it runs
     after. The answer is ``None``.
     """
+
+    gradient: Tensor | None = None
+    """The gradient to step with, such as the answer to a ``Mean``; ``None``: ``worker.gradient``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

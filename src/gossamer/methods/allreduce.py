@@ -24,5 +24,4 @@ class AllReduce(Method):
     @yields(Mean, Update, gradient_topic="gradient")
     def step(self, worker: Worker) -> MethodGenerator:
         mean = yield Mean(worker.gradient, round=worker.step, topic="gradient")
-        worker.gradient.copy_(mean)
-        yield Update()
+        yield Update(mean)

@@ -14,6 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gossamer.effects import Effect, Gather, Mean, MethodGenerator, Shift, Start, Swap, Update, Wait
 from gossamer.errors import MethodError
@@ -41,6 +42,8 @@ class Driver:
         """The step in progress has yielded its first effect."""
         self._updated = False
         """The step in progress has yielded its ``Update``."""
+        self._update_gradient: Tensor | None = None
+        """The gradient that ``Update`` was given."""
         self._thread: threading.Thread | None = None
         self._optimizer_watch = OptimizerWatch(self.flat_model, state.events)
         self._error: BaseException | None = None
@@ -81,7 +84,8 @@ class Driver:
             self.effects.early.before_step()
         self._step = self._generator("step") if self.method.step is not None else _update()
         if self._run_step():
-            self.flat_model.before_update()
+            self.flat_model.before_update(self._update_gradient)
+            self._update_gradient = None
         else:
             self.flat_model.skip_update()
 
@@ -137,7 +141,7 @@ class Driver:
             if isinstance(effect, Update):
                 if self._updated:
                     raise MethodError(f"step of method {self.method.name} yielded Update twice: expected one per step")
-                self._updated = True
+                self._updated, self._update_gradient = True, effect.gradient
                 return True
             merges.requested(effect)
             began = time.monotonic()

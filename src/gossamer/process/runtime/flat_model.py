@@ -237,12 +237,16 @@ class FlatModel:
                 differ.append((view != gradient).any())
         return not differ or not bool(torch.stack(differ).any())
 
-    def before_update(self) -> None:
-        """Before the optimizer's update: give it the parameters and gradients as the method left them."""
+    def before_update(self, gradient: Tensor | None = None) -> None:
+        """Before the optimizer's update: give it the parameters and gradients as the method left them.
+
+        ``gradient``: the gradients as one vector; None: that of ``gradient()``, if the method has used it.
+        """
         self._round_parameters(self.x)
-        if self.gradient_packed and self._gradient is not None:
+        gradient = self._gradient if gradient is None and self.gradient_packed else gradient
+        if gradient is not None:
             for parameter, part in zip(self.parameters, self.flat.parts, strict=True):
-                view = part.view(self._gradient)
+                view = part.view(gradient)
                 if parameter.grad is None and not parameter.requires_grad:
                     continue  # frozen after join
                 if parameter.grad is None:

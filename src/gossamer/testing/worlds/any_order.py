@@ -254,6 +254,8 @@ class AnyOrderWorld:
                 if coroutine.updated:
                     raise MethodError(f"step of method {self.method.name} yielded Update twice: expected one per step")
                 coroutine.updated = True
+                if effect.gradient is not None:
+                    worker.gradient.copy_(effect.gradient)
                 displacement = self.draw(len(worker.x))
                 worker.x.add_(displacement)
                 self.added += displacement
