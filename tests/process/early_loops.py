@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import signal
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
@@ -180,3 +181,35 @@ def watch_buckets() -> Callable[[], list[int]]:
         return told
 
     return count
+
+
+def chain_for(rank: int) -> Training:
+    """A model of three layers, and the data of one worker."""
+    chain = Loop(model=lambda: nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6), nn.Linear(6, 6)))
+    return Training(chain, data_seed=rank)
+
+
+def train_until_killed(rank: int, environment: dict[str, str], order: dict[str, Any], out: Connection) -> None:
+    """One worker kills itself in the middle of a backward pass, once a bucket of it has been averaged."""
+    os.environ.update(environment, RANK=str(rank))
+    torch.set_num_threads(1)
+    early_gradient.BUCKET_BYTES = SMALL_BYTES
+    training = chain_for(rank)
+    victim, dies_at = order["dies"]
+    swarm = gossamer.join(training.model, training.optimizer, method="allreduce")
+    early = swarm._runtime.effects.early
+    assert early is not None
+    step = 0
+
+    def die(gradient: Tensor) -> None:
+        if rank == victim and step == dies_at:
+            # The gradient of the middle layer is being computed: that of the last has been averaged.
+            early._sent[0].result()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    training.model[2].weight.register_hook(die)  # type: ignore[union-attr, operator]
+    for step in range(STEPS):  # noqa: B007
+        training.plain_step()
+    metrics, weights = swarm.metrics(), training.weights()
+    swarm.finish()
+    out.send({"at": "finished", "weights": weights, "steps": metrics.steps, "repeated": metrics.repeated})
