@@ -309,7 +309,7 @@ DOCUMENTED = {
     "allreduce": (0, 2),
     "localsgd": (0, 1),
     "overlap": (1, 0),
-    "divisible": (7, 2),
+    "divisible": (8, 2),
     "lasgd": (2, 1),
     "gossip": (2, 1),
     "a2cid2": (3, 1),
