@@ -34,7 +34,7 @@ from gossamer.process.runtime.worker_state import WorkerState, is_finite
 
 BUCKET_BYTES = 1 << 23
 """Size of a bucket, unless a parameter is larger. Nothing overlaps with the last one, so it should be small; but each
-takes a message around the ring, and with 4 MB that costs more than it saves."""
+takes messages around the ring, which wait for the slowest worker."""
 
 MAX_PAUSE = 1 << 10
 """After what was sent did not hold, nothing is sent early for at most so many steps."""
