@@ -41,6 +41,7 @@ WORKERS = 4
 SIZE = 5_000_000
 WAIT_S = 0.1
 SLOW_MBIT = 200
+GIGABIT_MBIT = 1000
 STRAGGLER = (3, 5.0)
 DECENT_DP = "decent-dp==0.2.3"
 ANSWER_S = 240.0
@@ -246,6 +247,11 @@ def slow(args: argparse.Namespace) -> list[Row]:
     return speeds(args, SLOW_MBIT, chosen(args), **WAITING)
 
 
+def gigabit(args: argparse.Namespace) -> list[Row]:
+    """Every worker behind a link of 1 Gbit/s; a gradient takes a fixed wait of 100 ms."""
+    return speeds(args, GIGABIT_MBIT, chosen(args), **WAITING)
+
+
 def straggler(args: argparse.Namespace) -> list[Row]:
     """No network limit; a gradient takes a fixed wait of 100 ms, that of one worker 500 ms."""
     return speeds(args, None, chosen(args), straggler=STRAGGLER, **WAITING)
@@ -309,7 +315,7 @@ DOCUMENTED = {
     "allreduce": (0, 2),
     "localsgd": (0, 1),
     "overlap": (1, 0),
-    "divisible": (7, 2),
+    "divisible": (8, 2),
     "lasgd": (2, 1),
     "gossip": (2, 1),
     "a2cid2": (3, 1),
@@ -347,6 +353,7 @@ def memory(args: argparse.Namespace) -> list[Row]:
 SECTIONS: dict[str, Callable[[argparse.Namespace], list[Row]]] = {
     "steps": steps,
     "slow": slow,
+    "gigabit": gigabit,
     "straggler": straggler,
     "compute": compute,
     "accuracy": accuracy,

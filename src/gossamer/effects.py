@@ -43,13 +43,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Update:
-    """Let the worker's optimizer take one step with ``worker.gradient``.
+    """Let the worker's optimizer take one step.
 
     Only ``step`` may yield it, at most once. What precedes it runs before the optimizer's step, what follows it runs
     after. The answer is ``None``.
     """
+
+    gradient: Tensor | None = None
+    """The gradient to step with, such as the answer to a ``Mean``; ``None``: ``worker.gradient``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -200,8 +203,11 @@ MethodGenerator = Generator[Effect, Any, None]
 Part = TypeVar("Part", bound=Callable[..., MethodGenerator])
 
 
-def yields(*effects: type) -> Callable[[Part], Part]:
+def yields(*effects: type, gradient_topic: str = "") -> Callable[[Part], Part]:
     """Declare which effects a generator of a method yields, including those that it starts.
+
+    ``gradient_topic``: every ``step`` begins with ``Mean(worker.gradient, worker.step, gradient_topic)``. Real workers
+    then send the gradient while the backward pass still computes the rest of it.
 
     ```python
     @yields(Mean, Update)
@@ -211,6 +217,7 @@ def yields(*effects: type) -> Callable[[Part], Part]:
 
     def declare(generator: Part) -> Part:
         generator.yields = frozenset(effects)  # type: ignore[attr-defined]
+        generator.gradient_topic = gradient_topic  # type: ignore[attr-defined]
         return generator
 
     return declare

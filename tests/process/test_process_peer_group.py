@@ -76,6 +76,23 @@ def test_a_sum_is_the_same_to_the_bit_everywhere(size: int, length: int) -> None
     torch.testing.assert_close(sums[0].double(), exact, rtol=1e-5, atol=1e-3)
 
 
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("length", [3, LONG])
+def test_a_mean_is_the_sum_divided_and_leaves_what_was_sent(size: int, length: int) -> None:
+    def average(group: PeerGroup) -> tuple[Tensor, Tensor, Tensor]:
+        sent, out, in_place = drawn(group.rank(), length), torch.empty(length), drawn(group.rank(), length)
+        group.mean(sent, out).wait(TIMEOUT_S)
+        group.mean(in_place, in_place).wait(TIMEOUT_S)
+        assert torch.equal(sent, drawn(group.rank(), length))
+        group.allreduce([sent]).wait(TIMEOUT_S)
+        return out, in_place, sent
+
+    with members(size) as made:
+        for out, in_place, total in made.run(average):
+            assert torch.equal(out, total / size)
+            assert torch.equal(in_place, out)
+
+
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32])
 @pytest.mark.parametrize("length", [3, LONG])
 def test_sums_of_all_dtypes(dtype: torch.dtype, length: int) -> None:

@@ -17,6 +17,7 @@ from gossamer.api import join
 from gossamer.errors import InputError
 from gossamer.methods import find
 from gossamer.process.net.flows import Flow
+from gossamer.process.runtime import early_gradient
 
 
 def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Connection) -> None:
@@ -36,6 +37,8 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
     momentum = {} if kind is torch.optim.Adam else {"momentum": order.get("momentum", 0.0)}
     optimizer = kind(model.parameters(), lr=rate, **momentum)
     dying = _Dying(order, rank)
+    # The model is small, and so are the buckets in which gradients travel.
+    early_gradient.BUCKET_BYTES = 256
     out.send({"at": "start"})
     try:
         topology, wire = order.get("topology", "ring"), order.get("wire", "float32")

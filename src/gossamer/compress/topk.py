@@ -77,8 +77,8 @@ class TopK:
         mean = torch.zeros_like(vector)
         for their_values, their_indices in answers:
             # The indices of one worker are distinct, so the order of additions is deterministic.
-            mean.index_add_(0, their_indices, their_values)
-        return mean.div_(len(answers)), kept
+            mean.index_add_(0, their_indices, their_values, alpha=1 / len(answers))
+        return mean, kept
 
     def size_bytes(self, num_elements: int, itemsize: int = 4) -> int:
         return num_kept(num_elements, self.ratio) * (itemsize + 4)

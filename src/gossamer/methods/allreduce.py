@@ -21,8 +21,7 @@ class AllReduce(Method):
     uses_topology = False
     sends_models = False
 
-    @yields(Mean, Update)
+    @yields(Mean, Update, gradient_topic="gradient")
     def step(self, worker: Worker) -> MethodGenerator:
         mean = yield Mean(worker.gradient, round=worker.step, topic="gradient")
-        worker.gradient.copy_(mean)
-        yield Update()
+        yield Update(mean)

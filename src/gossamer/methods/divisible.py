@@ -33,7 +33,8 @@ No gradient is lost: Σ_t mean(g) = Σ_t (F + B) + mean(a) + mean(A) at every st
 
 What travels per step and worker: the compressed foreground (top-k with ratio R: ``8P/R`` bytes to each other worker)
 and ``2/H`` dense vectors in the background, ``2(n−1)/n · 8P/H`` bytes. Extra memory: the vectors m and v (instead of
-the optimizer's), a, the message of length 2P in flight and its mean, and during a step the foreground and its mean.
+the optimizer's) and 1/(√(v/w) + ε), a, the message of length 2P in flight and its mean, and during a step the
+foreground and its mean.
 
 Reference: Xu, Bai, "Divisible communication", ECML-PKDD 2023. Only its abstract was available: this is our formulation.
 """
@@ -84,7 +85,7 @@ class Divisible(Method):
     name = "divisible"
     summary = "Adam; a small compressed message each step, the rest dense in the background (Xu, Bai 2023)"
     Config: ClassVar[type[MethodConfig]] = DivisibleConfig
-    shared = ("m", "v", "w", "lookahead", "merge_at", "background")
+    shared = ("m", "v", "v_at", "w", "lookahead", "merge_at", "background")
     preferred_optimizer = "adam"
     uses_topology = False
     sends_models = False
@@ -121,17 +122,26 @@ class Divisible(Method):
         undelivered, clip = worker.vector("undelivered"), self.config.clip
         size, factor = len(undelivered), -share * worker.optimizer_setting("lr")
         in_flight = worker.vector("in_flight", 2 * size + 1)[:size]
-        for y, a, sent, v, x in chunks(out, undelivered, in_flight, worker.vector("v"), worker.x):
+        for y, a, sent, scale, x in chunks(out, undelivered, in_flight, self.scale(worker), worker.x):
             y.copy_(a).add_(sent)
-            y.div_(self.denominator(worker, v)).clamp_(-clip, clip).mul_(factor).add_(x)
+            y.mul_(scale).clamp_(-clip, clip).mul_(factor).add_(x)
 
     def lookahead(self, worker: Worker) -> float:
         """Return the present λ."""
         return self.config.lookahead if self.config.lookahead >= 0 else worker.scalars.get("lookahead", 0.0)
 
-    def denominator(self, worker: Worker, v: Tensor) -> Tensor:
-        """Return √(v/w) + ε, the denominator of Adam."""
-        return (v / worker.scalars["w"]).sqrt_().add_(worker.optimizer_setting("eps"))
+    def scale(self, worker: Worker) -> Tensor:
+        """Return 1/(√(v/w) + ε), by which Adam scales a step. It is computed anew when v has changed, once in H steps.
+
+        Kept apart from v: one that joins, or has loaded a checkpoint, may have the one and not yet the other.
+        """
+        scale, updated_at = worker.vector("scale"), worker.scalars.get("v_at", -1.0)
+        if worker.scalars.get("scale_at") != updated_at:
+            w, eps = worker.scalars["w"], worker.optimizer_setting("eps")
+            for s, v in chunks(scale, worker.vector("v")):
+                s.copy_(v).div_(w).sqrt_().add_(eps).reciprocal_()
+            worker.scalars["scale_at"] = updated_at
+        return scale
 
     @yields(Mean, Gather, Start, Wait)
     def step(self, worker: Worker) -> MethodGenerator:
@@ -186,17 +196,19 @@ class Divisible(Method):
         keep = beta2**steps
         worker.vector("v").mul_(keep).addcmul_(gradient, gradient, value=1 - keep)
         worker.scalars["w"] = keep * worker.scalars.get("w", 0.0) + (1 - keep)
+        worker.scalars["v_at"] = float(worker.step)
 
     def adam_step(self, worker: Worker, arrived: Tensor) -> None:
         """Do one step of Adam on x with the averaged gradient ``arrived``."""
         beta1, _ = worker.optimizer_setting("betas")
         lr, decay = worker.optimizer_setting("lr"), worker.optimizer_setting("weight_decay")
-        clip, correction = self.config.clip, 1 - beta1 ** (worker.step + 1)
-        for m, v, x, new in chunks(worker.vector("m"), worker.vector("v"), worker.x, arrived):
+        correction = 1 - beta1 ** (worker.step + 1)
+        bound = self.config.clip * correction
+        for m, scale, x, new in chunks(worker.vector("m"), self.scale(worker), worker.x, arrived):
             m.mul_(beta1).add_(new, alpha=1 - beta1)
             if decay:
                 x.mul_(1 - lr * decay)
-            x.sub_((m / self.denominator(worker, v)).div_(correction).clamp_(-clip, clip).mul_(lr))
+            x.sub_((m * scale).clamp_(-bound, bound), alpha=lr / correction)
 
     def on_membership_change(self, worker: Worker) -> None:
         """Count what was in flight as undelivered again."""
@@ -205,6 +217,8 @@ class Divisible(Method):
         undelivered.add_(in_flight[: len(undelivered)])
         in_flight.zero_()
         worker.scalars.pop("merge_at", None)
+        # v may be replaced by that of another worker.
+        worker.scalars.pop("scale_at", None)
         super().on_membership_change(worker)
 
     @yields(Mean, Wait)

@@ -108,6 +108,23 @@ def check_effect(method: Any, part: str, effect: Effect) -> None:
         raise MethodError(f"{part} of method {method.name} yielded Mean with weight {weight}: expected 0 or more")
 
 
+def gradient_topic(method: Any) -> str:
+    """Return the topic of the mean of the gradient with which ``step`` declares to begin; empty: with something else"""
+    topic: str = getattr(method.step, "gradient_topic", "")
+    return topic
+
+
+def check_opening(method: Any, effect: Effect, step: int) -> None:
+    """Raise ``MethodError`` if ``effect``, the first of a ``step``, is not the mean that the method declares."""
+    topic = gradient_topic(method)
+    opening = isinstance(effect, Mean) and (effect.topic, effect.round, effect.group) == (topic, step, None)
+    if topic and (not opening or effect.weight != 1.0 or effect.scalars):  # type: ignore[union-attr]
+        raise MethodError(
+            f"step of method {method.name} declares gradient_topic={topic!r} and began with {type(effect).__name__}: "
+            f"expected Mean(worker.gradient, worker.step, {topic!r}) of all workers, without weight and scalars"
+        )
+
+
 def _undeclared(method: Any, part: str, effect: Any, effects: frozenset[type], what: str = "yielded") -> MethodError:
     kind = type(effect)
     if kind not in ALLOWED[part] and kind not in frozenset().union(*ALLOWED.values()):

@@ -144,7 +144,7 @@ class Groups:
             averages = [each / total if total else 0.0 for each in sums]
             return MeanResult(mean, tuple(averages), 2, total)
         numbers = tail.tolist()
-        self._check_rounds(of, channel, call, numbers, len(members), len(scalars), vector)
+        self.check_rounds(of, channel, call, numbers, len(members), len(scalars), vector)
         total = numbers[0]
         if total > 0:
             mean.div_(total)
@@ -153,7 +153,7 @@ class Groups:
         averages = [number / total if total else 0.0 for number in numbers[4 : 4 + len(scalars)]]
         return MeanResult(mean, tuple(averages), len(members), total)
 
-    def _check_rounds(
+    def check_rounds(
         self,
         of: Membership,
         channel: str,

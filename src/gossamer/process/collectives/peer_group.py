@@ -27,7 +27,7 @@ from torch import Tensor
 
 from gossamer.process.net import flows
 from gossamer.process.net.connection import Connection
-from gossamer.process.net.flows import Flow, Incoming
+from gossamer.process.net.flows import Flow, Incoming, both, fill, view
 
 NUM_WORDS = 12
 """Numbers that travel along with a vector in an exchange, at most."""
@@ -113,8 +113,11 @@ class PeerGroup:
     def allreduce(self, tensors: list[Tensor], options: Any = None) -> Pending:
         """Replace a tensor by the sum over all members."""
         (tensor,) = tensors
-        short = tensor.nbytes * self._size <= SHORT_BYTES
-        return Pending(self, lambda deadline: (self._add_gathered if short else self._ring_reduce)(tensor, deadline))
+        return Pending(self, lambda deadline: self._reduce(tensor, tensor, 1, deadline))
+
+    def mean(self, sent: Tensor, mean: Tensor) -> Pending:
+        """Put the mean of ``sent`` over all members into ``mean``, which may be the same tensor."""
+        return Pending(self, lambda deadline: self._reduce(sent, mean, self._size, deadline))
 
     def allgather(self, outputs: list[list[Tensor]], tensors: list[Tensor], options: Any = None) -> Pending:
         """Gather the tensors of all members, which have the same size."""
@@ -200,34 +203,48 @@ class PeerGroup:
         by_member[preceding].incoming = _headed(incoming, kind, preceding, part_bytes)
         self._run(by_member, deadline, part_bytes)
 
-    def _ring_reduce(self, tensor: Tensor, deadline: float) -> None:
+    def _reduce(self, sent: Tensor, out: Tensor, divisor: int, deadline: float) -> None:
+        """Put the sum of ``sent`` over all members, divided by ``divisor``, into ``out``."""
+        if sent.nbytes * self._size <= SHORT_BYTES:
+            self._add_gathered(sent, out, divisor, deadline)
+        else:
+            self._ring_reduce(sent.view(-1), out.view(-1), divisor, deadline)
+
+    def _ring_reduce(self, sent: Tensor, out: Tensor, divisor: int, deadline: float) -> None:
         rank, size = self._rank, self._size
-        vector = tensor.view(-1)
-        pieces = [_pieces(segment) for segment in torch.tensor_split(vector, size)]
-        scratch = vector.new_empty(max(len(piece) for segment in pieces for piece in segment))
-        outgoing = deque(view(piece) for piece in pieces[rank])
+        own = [_pieces(segment) for segment in torch.tensor_split(sent, size)]
+        sums = [_pieces(segment) for segment in torch.tensor_split(out, size)]
+        in_place = sent.data_ptr() == out.data_ptr()
+        scratch = out.new_empty(max(len(piece) for segment in own for piece in segment) if in_place else 0)
+        outgoing = deque(view(piece) for piece in own[rank])
 
         def incoming() -> Incoming:
             for step in range(size - 1):
-                for piece in pieces[(rank - step - 1) % size]:
-                    arrived = scratch[: len(piece)]
+                segment = (rank - step - 1) % size
+                for part, piece in zip(own[segment], sums[segment], strict=True):
+                    arrived = scratch[: len(piece)] if in_place else piece
                     yield view(arrived)
-                    piece.add_(arrived)
+                    torch.add(part, arrived, out=piece)
+                    if step == size - 2 and divisor != 1:
+                        # The sum of this segment is complete: nobody else has to divide it.
+                        piece.div_(divisor)
                     outgoing.append(view(piece))
             for step in range(size - 1):
-                for piece in pieces[(rank - step) % size]:
+                for piece in sums[(rank - step) % size]:
                     yield view(piece)
                     if step < size - 2:
                         outgoing.append(view(piece))
 
-        self._around(_REDUCE, outgoing, incoming(), vector.nbytes, deadline)
+        self._around(_REDUCE, outgoing, incoming(), out.nbytes, deadline)
 
-    def _add_gathered(self, tensor: Tensor, deadline: float) -> None:
-        parts = [torch.empty_like(tensor) for _ in range(self._size)]
-        self._gather(parts, tensor, deadline)
-        tensor.copy_(parts[0])
+    def _add_gathered(self, sent: Tensor, out: Tensor, divisor: int, deadline: float) -> None:
+        parts = [torch.empty_like(sent) for _ in range(self._size)]
+        self._gather(parts, sent, deadline)
+        out.copy_(parts[0])
         for part in parts[1:]:
-            tensor.add_(part)
+            out.add_(part)
+        if divisor != 1:
+            out.div_(divisor)
 
     def _gather(self, outputs: list[Tensor], tensor: Tensor, deadline: float) -> None:
         outputs[self._rank].copy_(tensor)
@@ -245,7 +262,7 @@ class PeerGroup:
             sent = [parts[(rank + index) % size] for index in range(count)]
             arriving = [parts[(rank + distance + index) % size] for index in range(count)]
             to, source = (rank - distance) % size, (rank + distance) % size
-            self._move(_GATHER_SHORT, {to: sent}, {source: _fill(arriving)}, len(parts[0]), deadline)
+            self._move(_GATHER_SHORT, {to: sent}, {source: fill(arriving)}, len(parts[0]), deadline)
             distance *= 2
 
     def _gather_ring(self, parts: list[memoryview], deadline: float) -> None:
@@ -274,7 +291,7 @@ class PeerGroup:
             distance *= 2
         if place:
             parent = (place - distance + root) % size
-            self._move(_BROADCAST, {}, {parent: _fill([whole])}, len(whole), deadline)
+            self._move(_BROADCAST, {}, {parent: fill([whole])}, len(whole), deadline)
         # The child with the most children of its own comes first.
         self._move(_BROADCAST, {child: [whole] for child in reversed(children)}, {}, len(whole), deadline)
 
@@ -283,7 +300,7 @@ class PeerGroup:
         received[rank].copy_(sent[rank])
         for distance in range(1, size):
             to, source = (rank + distance) % size, (rank - distance) % size
-            arriving = _fill([view(received[source])])
+            arriving = fill([view(received[source])])
             self._move(_ALL_TO_ALL, {to: [view(sent[to])]}, {source: arriving}, sent[0].nbytes, deadline)
 
     def _exchange(
@@ -303,7 +320,7 @@ class PeerGroup:
 
         def vector() -> Incoming:
             if received is not None:
-                arriving = _fill([memoryview(their_words), view(received)])
+                arriving = fill([memoryview(their_words), view(received)])
                 yield from _headed(arriving, _EXCHANGE, source, received.nbytes)
                 by_member[source].outgoing.append(memoryview(_RECEIPT))
 
@@ -318,7 +335,7 @@ class PeerGroup:
             if sent.nbytes:
                 by_member[to].outgoing.append(view(sent))
         if to == source and by_member:
-            by_member[to].incoming = _both(vector(), receipt())
+            by_member[to].incoming = both(vector(), receipt())
         else:
             if received is not None:
                 by_member[source].incoming = vector()
@@ -329,14 +346,6 @@ class PeerGroup:
         self._run(by_member, deadline, num_bytes, first=source)
         if received_words is not None:
             received_words[:] = _WORDS.unpack(their_words)
-
-
-def view(tensor: Tensor) -> memoryview:
-    """Return the memory of a contiguous tensor."""
-    if not tensor.is_contiguous():
-        raise ValueError("a tensor that is sent or received must be contiguous")
-    memory: Any = tensor.detach().view(-1).view(torch.uint8).numpy()
-    return memoryview(memory)
 
 
 def _pieces(segment: Tensor) -> Sequence[Tensor]:
@@ -351,12 +360,3 @@ def _headed(incoming: Incoming, kind: int, member: int, part_bytes: int) -> Inco
     if theirs != (kind, part_bytes):
         raise GroupFailed(f"member {member} is in collective {theirs}, this one in {(kind, part_bytes)}")
     yield from incoming
-
-
-def _fill(views: list[memoryview]) -> Incoming:
-    yield from views
-
-
-def _both(one: Incoming, other: Incoming) -> Incoming:
-    yield from one
-    yield from other

@@ -15,8 +15,12 @@ import select
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
 
 from gossamer.process.net.connection import Connection
 
@@ -93,6 +97,24 @@ def send_queued(connection: Connection, queue: deque[memoryview]) -> bool:
     if sent:
         queue[0] = queue[0][sent:]
     return True
+
+
+def fill(views: Iterable[memoryview]) -> Incoming:
+    """Receive into these, one after the other."""
+    yield from views
+
+
+def both(one: Incoming, other: Incoming) -> Incoming:
+    yield from one
+    yield from other
+
+
+def view(tensor: Tensor) -> memoryview:
+    """Return the memory of a contiguous tensor."""
+    if not tensor.is_contiguous():
+        raise ValueError("a tensor that is sent or received must be contiguous")
+    memory: Any = tensor.detach().view(-1).view(torch.uint8).numpy()
+    return memoryview(memory)
 
 
 def run(flows: Sequence[Flow], deadline: float, check: Callable[[], None] = lambda: None, num_bytes: int = 0) -> None:

@@ -24,10 +24,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
-from gossamer.process.collectives.peer_group import view
 from gossamer.process.net import flows
 from gossamer.process.net.connection import Connection
-from gossamer.process.net.flows import Flow, Incoming
+from gossamer.process.net.flows import Flow, Incoming, view
 from gossamer.process.net.loop import READ, WRITE, Loop
 
 MESSAGE_LENGTH = 4

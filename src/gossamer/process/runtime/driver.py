@@ -14,10 +14,11 @@ from dataclasses import replace
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from gossamer.effects import Effect, Gather, Mean, MethodGenerator, Shift, Start, Swap, Update, Wait
 from gossamer.errors import MethodError
-from gossamer.methods.loading.method_contract import check_effect, check_generator
+from gossamer.methods.loading.method_contract import check_effect, check_generator, check_opening
 from gossamer.process.collectives.membership import BACKGROUND, FOREGROUND, CommAborted, Membership, StepRetry
 from gossamer.process.lifecycle import Phase, TrainingEnded
 from gossamer.process.runtime.effect_handler import EffectHandler
@@ -37,8 +38,12 @@ class Driver:
         self._step: MethodGenerator | None = None
         self._void = False
         """The step in progress does not count: the membership changed in it, or its gradient is stale."""
+        self._opened = False
+        """The step in progress has yielded its first effect."""
         self._updated = False
         """The step in progress has yielded its ``Update``."""
+        self._update_gradient: Tensor | None = None
+        """The gradient that ``Update`` was given."""
         self._thread: threading.Thread | None = None
         self._optimizer_watch = OptimizerWatch(self.flat_model, state.events)
         self._error: BaseException | None = None
@@ -67,7 +72,7 @@ class Driver:
                 # A checkpoint of the model was loaded after join: the method begins with these weights.
                 self.method.begin(self.worker)
         self.start_background()
-        self.state.in_step, self._void, self._updated = True, False, False
+        self.state.in_step, self._void, self._opened, self._updated = True, False, False, False
         self._gradient_at = time.monotonic()
         self.lock.acquire()
         self.flat_model.enter_step()
@@ -75,9 +80,12 @@ class Driver:
             self.state.stale_gradient, self._void = False, True
             self.flat_model.skip_update()
             return
+        if self.effects.early is not None:
+            self.effects.early.before_step()
         self._step = self._generator("step") if self.method.step is not None else _update()
         if self._run_step():
-            self.flat_model.before_update()
+            self.flat_model.before_update(self._update_gradient)
+            self._update_gradient = None
         else:
             self.flat_model.skip_update()
 
@@ -110,6 +118,8 @@ class Driver:
             self.recorder.stepped(self.worker.rank, self.last_step_at, self._gradient_at, ended)
         self.last_step_at = ended
         self.state.in_step = False
+        if self.effects.early is not None:
+            self.effects.early.reset()
         self.effects.notify_step()
 
     def _run_step(self) -> bool:
@@ -125,10 +135,13 @@ class Driver:
                 self._step = None
                 return False
             check_effect(self.method, "step", effect)
+            if not self._opened:
+                self._opened = True
+                check_opening(self.method, effect, self.worker.step)
             if isinstance(effect, Update):
                 if self._updated:
                     raise MethodError(f"step of method {self.method.name} yielded Update twice: expected one per step")
-                self._updated = True
+                self._updated, self._update_gradient = True, effect.gradient
                 return True
             merges.requested(effect)
             began = time.monotonic()

@@ -20,6 +20,7 @@ from gossamer.process.daemon_executor import DaemonExecutor
 from gossamer.process.events import EventKind
 from gossamer.process.lifecycle import TrainingEnded
 from gossamer.process.pairwise.exchanges import SCALAR_BYTES, PairwiseExchanges
+from gossamer.process.runtime.early_gradient import EarlyGradient
 from gossamer.process.runtime.worker_state import WorkerState, is_finite
 
 WAKE_S = 0.1
@@ -30,6 +31,9 @@ REBUILD_POLL_S = 0.01
 
 class EffectHandler:
     """Answers every effect except ``Update``, from any thread."""
+
+    early: EarlyGradient | None = None
+    """Sends the gradient during the backward pass, if the method begins its steps with the mean of it."""
 
     def __init__(
         self, state: WorkerState, groups: Groups, exchanges: PairwiseExchanges, encoded: EncodedMeans | None = None
@@ -117,6 +121,12 @@ class EffectHandler:
 
     def _mean(self, effect: Mean, channel: str, of: Membership, started_in: int | None) -> Any:
         call = _call(effect)
+        early = self.early if self.early is not None and of is self.groups.train else None
+        if early is not None and early.averages(effect):
+            mean, size = early.mean()
+            self._count(of, early.channel, call, size, 2 * (size - 1) / size, effect.vector)
+            if mean is not None:
+                return mean
         mean_of = partial(self.groups.mean, of, channel, call=call, started_in=started_in)
         if self._encoded is not None and of is self.groups.train:
             result, sent_bytes = self._encoded.mean(
@@ -222,6 +232,8 @@ class EffectHandler:
             future.exception()
 
     def close(self, timeout_s: float) -> None:
+        if self.early is not None:
+            self.early.close(timeout_s)
         for async_channel in self._async_channels.values():
             async_channel.close(timeout_s)
 

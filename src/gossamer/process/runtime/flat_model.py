@@ -16,7 +16,7 @@ has its own buffers of it. It is copied in and out at each step, so a change by 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from gossamer import memory
 from gossamer.errors import InputError, unknown
 from gossamer.vectors.flat import Flat, as_part_of, is_sharded, local_part
+from gossamer.vectors.vector_math import equal
 
 
 def plain_name(name: str) -> str:
@@ -56,7 +57,8 @@ class FlatModel:
         self._buffer_kinds = _kinds(model)
         self._start_buffers: tuple[Tensor, Tensor] | None = None
         self._gradient: Tensor | None = None
-        self._gradient_packed = False
+        self.gradient_packed = False
+        """The vector holds the gradients of the step in progress."""
         viewed, rounded = self.flat.split(self.weights)
         sharded = {part.name for part in self.flat.parts if is_sharded(named[part.name])}
         rounded += [part for part in viewed if part.name in sharded]
@@ -106,7 +108,7 @@ class FlatModel:
 
     def enter_step(self) -> None:
         """Before the optimizer's step: make it work on ``x``."""
-        self._gradient_packed = False
+        self.gradient_packed = False
         self.adopt_sharded()
         if self.two_vectors:
             self._point_parameters_at(self._x_views)
@@ -199,24 +201,52 @@ class FlatModel:
     def gradient(self) -> Tensor:
         """Return all gradients as one vector, zero for parameters without one. The optimizer gets what is written to
         it."""
+        if not self.gradient_packed:
+            for index in range(len(self.parameters)):
+                self.pack_gradient(index)
+            self.gradient_packed = True
+        return self.gradient_buffer()
+
+    def gradient_buffer(self) -> Tensor:
+        """Return the vector of gradients, whatever it holds."""
         if self._gradient is None:
             self._gradient = memory.zeros_like(self.x)
-        if not self._gradient_packed:
-            for parameter, part in zip(self.parameters, self.flat.parts, strict=True):
-                view = part.view(self._gradient)
-                if parameter.grad is None:
-                    view.zero_()
-                else:
-                    view.copy_(local_gradient(parameter))
-            self._gradient_packed = True
         return self._gradient
 
-    def before_update(self) -> None:
-        """Before the optimizer's update: give it the parameters and gradients as the method left them."""
+    def pack_gradient(self, index: int) -> None:
+        """Copy the gradient of one parameter into the vector."""
+        parameter, view = self.parameters[index], self.flat.parts[index].view(self.gradient_buffer())
+        if parameter.grad is None:
+            view.zero_()
+        else:
+            view.copy_(local_gradient(parameter))
+
+    def are_packed(self, indices: Iterable[int]) -> bool:
+        """Return whether the gradients of these parameters are what the vector holds, and no NaN is among them."""
+        differ: list[Tensor] = []
+        for index in indices:
+            parameter, view = self.parameters[index], self.flat.parts[index].view(self.gradient_buffer())
+            if parameter.grad is None:
+                return False
+            gradient = local_gradient(parameter).to(view.dtype)
+            if not view.is_cuda:
+                if not equal(view, gradient):
+                    return False
+            else:
+                # One wait for the GPU, not one for each.
+                differ.append((view != gradient).any())
+        return not differ or not bool(torch.stack(differ).any())
+
+    def before_update(self, gradient: Tensor | None = None) -> None:
+        """Before the optimizer's update: give it the parameters and gradients as the method left them.
+
+        ``gradient``: the gradients as one vector; None: that of ``gradient()``, if the method has used it.
+        """
         self._round_parameters(self.x)
-        if self._gradient_packed and self._gradient is not None:
+        gradient = self._gradient if gradient is None and self.gradient_packed else gradient
+        if gradient is not None:
             for parameter, part in zip(self.parameters, self.flat.parts, strict=True):
-                view = part.view(self._gradient)
+                view = part.view(gradient)
                 if parameter.grad is None and not parameter.requires_grad:
                     continue  # frozen after join
                 if parameter.grad is None:

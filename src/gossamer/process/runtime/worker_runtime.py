@@ -12,7 +12,7 @@ from torch import nn
 
 from gossamer.errors import InputError
 from gossamer.methods import Method
-from gossamer.methods.loading.method_contract import check_declaration
+from gossamer.methods.loading.method_contract import check_declaration, gradient_topic
 from gossamer.process.collectives import nccl
 from gossamer.process.collectives.encoded_mean import EncodedMeans
 from gossamer.process.collectives.group_builder import GroupBuilder
@@ -29,6 +29,7 @@ from gossamer.process.pairwise.exchanges import PairwiseExchanges
 from gossamer.process.replica.agreement import Agreement
 from gossamer.process.replica.effects import ReplicaEffectHandler
 from gossamer.process.runtime.driver import Driver
+from gossamer.process.runtime.early_gradient import make_early_gradient
 from gossamer.process.runtime.effect_handler import EffectHandler
 from gossamer.process.runtime.flat_model import FlatModel
 from gossamer.process.runtime.partition_policy import CONTINUE, PartitionPolicy
@@ -141,6 +142,9 @@ class WorkerRuntime:
         self.exchanges = PairwiseExchanges(self.state, neighbours, listener, self.heartbeats, links)
         handler = EffectHandler if replica is None else ReplicaEffectHandler
         self.effects = handler(self.state, self.groups, self.exchanges, encoded)
+        topic = gradient_topic(method)
+        if topic and transport != "nccl" and codec is None and replica is None:
+            self.effects.early = make_early_gradient(self.state, self.groups, topic)
         policy = PartitionPolicy(partition, self.everybody, self.heartbeats, events, self.lifecycle)
         self.driver = Driver(self.state, self.effects, policy)
         self.missing: list[int] = []

@@ -31,7 +31,7 @@ from gossamer.effects import (
 )
 from gossamer.errors import MethodError
 from gossamer.methods import Method
-from gossamer.methods.loading.method_contract import check_declaration, check_effect, check_generator
+from gossamer.methods.loading.method_contract import check_declaration, check_effect, check_generator, check_opening
 from gossamer.testing.violations import Broken
 from gossamer.testing.worlds.collective import Collective, Contribution, describe_call, same
 from gossamer.topology import Topology
@@ -89,7 +89,7 @@ class Coroutine:
 
     def __init__(self, worker: Peer, part: str, generator: MethodGenerator, ended: Action) -> None:
         self.worker, self.part, self.generator, self.ended = worker, part, generator, ended
-        self.updated = False
+        self.opened = self.updated = False
         self.waits_for = ""
         """What it waits for, for people; empty while it waits for nothing but its turn."""
 
@@ -247,11 +247,15 @@ class AnyOrderWorld:
             self.check_answers(worker)
             if getattr(self.method, coroutine.part) is not None:
                 check_effect(self.method, coroutine.part, effect)
-            answer = None
+            if coroutine.part == "step" and not coroutine.opened:
+                check_opening(self.method, effect, worker.step)
+            coroutine.opened, answer = True, None
             if isinstance(effect, Update):
                 if coroutine.updated:
                     raise MethodError(f"step of method {self.method.name} yielded Update twice: expected one per step")
                 coroutine.updated = True
+                if effect.gradient is not None:
+                    worker.gradient.copy_(effect.gradient)
                 displacement = self.draw(len(worker.x))
                 worker.x.add_(displacement)
                 self.added += displacement

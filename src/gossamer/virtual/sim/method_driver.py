@@ -93,7 +93,7 @@ class MethodDriver:
                 self._pair(coroutine, effect.rate)
                 return
             if isinstance(effect, Update):
-                self._update(coroutine)
+                self._update(coroutine, effect)
             elif isinstance(effect, WaitSteps):
                 if effect.count > 0:
                     worker.waiting_for_steps.append((worker.step + effect.count, coroutine))
@@ -114,10 +114,12 @@ class MethodDriver:
 
     # Effects
 
-    def _update(self, coroutine: Coroutine) -> None:
+    def _update(self, coroutine: Coroutine, update: Update) -> None:
         if coroutine.has_updated:
             raise MethodError(f"step of method {self.method.name} yielded Update twice: expected at most one in a step")
         coroutine.has_updated = True
+        if update.gradient is not None:
+            coroutine.worker.gradient.copy_(update.gradient)
         self.update(coroutine.worker)
 
     def _arrive(self, coroutine: Coroutine, effect: Collective, on_answer: OnAnswer) -> Rendezvous:
