@@ -84,6 +84,10 @@ class Heartbeats:
                 self._publish(self._liveness.own.stage)
         self._say_notices()
 
+    def look_again(self) -> None:
+        """Read the board with the next heartbeat: the store may be another one, or others may have come."""
+        self._board_read_at = float("-inf")
+
     def publish_done(self, done: bool) -> None:
         """Tell the others whether this worker has ended its training."""
         self._publish(Stage.DONE if done else Stage.TRAINING)

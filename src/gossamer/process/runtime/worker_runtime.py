@@ -165,6 +165,9 @@ class WorkerRuntime:
         self.store.on_move.append(self._republish)
         self.heartbeats.beat()
         self._handshake.run()
+        # Others may have published their addresses only now. They hear of this worker before it trains with them.
+        self.heartbeats.look_again()
+        self.heartbeats.beat()
         for rank in self.exchanges.peers.neighbours:
             address = self.addresses.find(rank)
             if address is not None:
@@ -253,7 +256,7 @@ class WorkerRuntime:
         """
         self._claim.republish()
         self._publish()
-        self.heartbeats.beat()
+        self.heartbeats.look_again()
         if not self._joined:
             self._handshake.publish()
         else:
