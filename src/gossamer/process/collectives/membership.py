@@ -3,7 +3,7 @@
 A membership has *generations*. The members of a generation are agreed on once, in the store:
 
 1. Somebody requests generation g + 1: a collective failed, or a worker came back.
-2. Every worker polls for requests in the background and marks itself present in the new generation.
+2. Every worker hears of it with the heartbeats and marks itself present in the new generation.
 3. Once every worker is present, dead or done, the lowest rank that is still there publishes the list of members.
 4. The members form groups among themselves and connect, each on first use.
 5. Members that are behind the others take over the state of one that is not; those that were trained separately, on
