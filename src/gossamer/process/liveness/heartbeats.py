@@ -57,7 +57,7 @@ class Heartbeats:
         """The stage that each worker has published, and by which process."""
         self._board_read_at = float("-inf")
         self._notices: deque[Notice] = deque()
-        self._lock = threading.Lock()
+        self._saying = threading.Lock()
         self.lost: frozenset[int] = frozenset()
         """Workers that are dead."""
         self.own_progress: Callable[[], Progress] = lambda: Progress(0, 0.0)
@@ -161,13 +161,14 @@ class Heartbeats:
                 self._do(lambda rank=rank, address=address: self._find(rank, address))  # type: ignore[misc]
 
     def _say_notices(self) -> None:
-        while self._notices:
-            with self._lock:
-                # One after the other: whoever died is not said to be back first.
-                if not self._notices:
-                    return
-                notice = self._notices.popleft()
-            (self.on_death if notice.change == Change.DIED else self.on_return)(notice.rank)
+        # One thread at a time, so that they are said in their order; the others need not wait for it.
+        if self._notices and self._saying.acquire(blocking=False):
+            try:
+                while self._notices:
+                    notice = self._notices.popleft()
+                    (self.on_death if notice.change == Change.DIED else self.on_return)(notice.rank)
+            finally:
+                self._saying.release()
 
     def _do(self, action: Callable[[], None]) -> None:
         """Do something in the thread of the loop, then what follows from it."""
@@ -187,19 +188,16 @@ class Heartbeats:
 
     def _on_message(self, sender: int, data: bytes) -> None:
         message = from_bytes(data, self.workers)
-        if self._refusals.checked(f"a message of worker {sender}", data, message) is None:
+        if message is None:
+            self._refusals.refuse(f"a message of worker {sender}", f"refused a message of worker {sender}")
             return
-        assert message is not None
         self._liveness.receive(sender, message, time.monotonic())
-        record = self._liveness.record(sender)
-        if record is not None:
-            # Others are found by what is said about them, if they are not reached otherwise.
-            self._addresses.note(sender, record.address)
-        for record in message.records[1:]:
-            known = self._liveness.record(record.rank)
-            if known is not None and record.rank != self.rank:
-                self._addresses.note(record.rank, known.address)
         self._carry_out()
+        for rank in {record.rank for record in message.records} - {self.rank}:
+            known = self._liveness.record(rank)
+            # Where a dead one was is no news: another process of it may have published its address.
+            if known is not None and rank not in self.lost:
+                self._addresses.note(rank, known.address)
 
     def _on_refused(self, rank: int, address: Address) -> None:
         self._liveness.refused(rank, address, time.monotonic())
