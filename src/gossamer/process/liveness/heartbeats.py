@@ -157,8 +157,9 @@ class Heartbeats:
             stage = self._refusals.checked(key, published, _read_stage(published))
             if stage is not None:
                 self._board[rank] = stage
-            if address is not None:
-                self._do(lambda rank=rank, address=address: self._find(rank, address))  # type: ignore[misc]
+            if address is not None and stage is not None:
+                process = stage[1]
+                self._do(lambda rank=rank, process=process, address=address: self._find(rank, process, address))  # type: ignore[misc]
 
     def _say_notices(self) -> None:
         # One thread at a time, so that they are said in their order; the others need not wait for it.
@@ -203,13 +204,13 @@ class Heartbeats:
         self._liveness.refused(rank, address, time.monotonic())
         self._carry_out()
 
-    def _find(self, rank: int, address: Address) -> None:
+    def _find(self, rank: int, process: int, address: Address) -> None:
         """Take an address from the board, unless the worker itself says where it is."""
         record = self._liveness.record(rank)
-        if record is None or rank in self.lost:
+        if record is None or rank in self.lost or process > record.process:
             self._addresses.note(rank, address)
             self._messenger.set_address(rank, address)
-            self._liveness.found(rank, address, time.monotonic())
+            self._liveness.found(rank, process, address, time.monotonic())
 
     def _carry_out(self) -> None:
         actions, self._liveness.actions = self._liveness.actions, []

@@ -156,10 +156,11 @@ class Liveness:
 
     # Messages
 
-    def found(self, rank: int, address: Address, now: float) -> None:
-        """Somebody of ``rank`` is said to listen at this address: introduce ourselves, unless we know it well."""
+    def found(self, rank: int, process: int, address: Address, now: float) -> None:
+        """A process of ``rank`` has published where it listens: it has been there, whether it is heard of or not."""
         peer = self.peers[rank]
-        if peer.record is None or peer.dead or peer.record.address != address:
+        self._learn(first_record(rank, process, address), -1, now)
+        if peer.dead or (peer.record is not None and peer.record.heartbeats == 0):
             self._send(rank, Kind.PING)
 
     def receive(self, sender: int, message: Message, now: float) -> None:

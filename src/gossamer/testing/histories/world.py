@@ -61,7 +61,8 @@ class World:
         """The numbers of the processes that have ended, by rank."""
         self.left: set[int] = set()
         self.addresses: dict[int, tuple[str, int]] = {}
-        """What the store has: where each worker listens."""
+        """What the store has: where each worker listens, and its process."""
+        self.numbers: dict[int, int] = {}
         self.num_started = 0
         self.changed_at: dict[int, float] = dict.fromkeys(range(workers), 0.0)
         """When each worker was last disturbed: it, or its links."""
@@ -93,7 +94,7 @@ class World:
         own = first_record(rank, number, address)
         machine = self._make_machine(own, self.workers, self.now, self.seed, self.timing)
         process = self.processes[rank] = Process(rank, self.num_started, machine, self.now)
-        self.addresses[rank] = address
+        self.addresses[rank], self.numbers[rank] = address, number
         self.left.discard(rank)
         self.say(f"worker {rank} starts")
         self.disturb([rank])
@@ -174,7 +175,7 @@ class World:
         if any((rank, process.rank) not in self.network.down for rank in self.processes if rank != process.rank):
             for rank, address in self.addresses.items():
                 if rank != process.rank:
-                    process.machine.found(rank, address, self.now)
+                    process.machine.found(rank, self.numbers[rank], address, self.now)
 
     def _do(self, process: Process, call: Callable[[], None]) -> None:
         """Let a process do something: later, if it is stopped; never, if it has ended."""
