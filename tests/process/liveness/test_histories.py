@@ -102,12 +102,16 @@ def test_what_is_no_message_is_refused(data):
 
 
 def test_a_worker_that_has_only_published_its_address_can_be_dead():
-    machine = Liveness(first_record(0, 1, ("a", 1)), 2, 0.0)
+    machine = Liveness(first_record(0, 1, ("a", 1)), 3, 0.0)
     machine.found(1, 7, ("b", 1), 0.0)
     machine.refused(1, ("b", 1), 0.1)
     machine.tick(0.6)
     assert machine.dead(1)
-    machine.found(1, 8, ("b", 2), 0.7)
+    # What another worker has heard of it may be older than its death.
+    two, one = first_record(2, 1, ("c", 1)), first_record(1, 7, ("b", 1))._replace(heartbeats=50)
+    machine.receive(2, Message(Kind.GOSSIP, (two, one)), 0.7)
+    assert machine.dead(1)
+    machine.found(1, 8, ("b", 2), 0.8)
     assert not machine.dead(1)
 
 

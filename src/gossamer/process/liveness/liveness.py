@@ -205,6 +205,9 @@ class Liveness:
         replaced = before is not None and record.process > before.process
         if replaced:
             peer.answered_at = peer.refused_at = NEVER
+        if peer.dead and before is not None and before.heartbeats == 0:
+            # Only its address was known: what others have heard of it may be older than its death.
+            peer.last_heartbeats = record.heartbeats
         lives = record.rank == sender or record.heartbeats >= peer.last_heartbeats + ALIVE_COUNTS
         if replaced or (peer.dead and lives):
             peer.dead = False

@@ -242,7 +242,7 @@ class World:
         if quiet_s < self._known_after_s():
             return
         there = {each.rank for each in self.processes.values() if not each.stopped}
-        if change == Change.RETURNED and other is None:
+        if change == Change.RETURNED and other is None and not just_resumed:
             raise Violated(f"worker {process.rank} says that worker {rank} is back, which ended {quiet_s:.1f} s ago")
         alive = other is not None and not other.stopped and not other.hung
         connected = rank in self.network.reachable(process.rank, there)
