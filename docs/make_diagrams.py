@@ -253,8 +253,8 @@ def threads() -> None:
     d.text(500, 66, "*These never touch x", 13, "start")
     boxes = [
         ("gossamer-async", "collectives that Start began", "world"),
-        ("gossamer-heartbeat", "heartbeats, connections", "world"),
-        ("gossamer-net", "edges, store, new connections", "network"),
+        ("gossamer-heartbeat", "counts, looks for the dead", "world"),
+        ("gossamer-net", "edges, heartbeats, store", "network"),
         ("gossamer-give-N", "gives the state to peer N", "network"),
         ("gossamer-batches", "numbers of shared batches", "world"),
         ("gossamer-status", "gossamer train: status", "world"),
@@ -275,7 +275,7 @@ def generations() -> None:
     d.box(660, 230, 170, 60, "*connected", "process groups are built", kind="plain")
     d.box(345, 230, 170, 60, "*aligned", "all are at the same step", kind="plain")
     d.box(30, 230, 170, 60, "*active", "collectives run", kind="plain")
-    d.arrow((200, 100), (345, 100), label="each worker polls")
+    d.arrow((200, 100), (345, 100), label="others are told")
     d.arrow((515, 100), (660, 100), label="all present or gone")
     d.arrow((745, 130), (745, 230))
     d.arrow((660, 260), (515, 260), label="state transfer")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import pickle
+import random
 import signal
 import socket
 import time
@@ -312,6 +313,36 @@ def test_an_absurd_worker_does_not_count_in_the_end() -> None:
     order = {"method": "gossip", "topology": "path", "momentum": 0.5, "poison": (0, 195, 1e12)}
     with RealWorkers(3, steps=200, **order) as workers:
         good(workers.finished())
+
+
+# Churn
+
+
+@pytest.mark.parametrize("method", ["allreduce", "overlap", "lasgd", "a2cid2"])
+def test_workers_die_and_come_back_all_the_time(method: str, tmp_path: Path) -> None:
+    """The worker that stays never waits for long, whoever dies when: the host of the store most often of all."""
+    rng = random.Random(method)
+    with RealWorkers(4, method=method, steps=1_000_000, until=tmp_path / "enough", compute_s=0.02) as workers:
+        for worker in workers:
+            worker.step(20)
+        for victim in (0, 1, 0, 2, 0, 1, 2, 0):
+            workers.kill(victim)
+            time.sleep(rng.uniform(0.0, 2.0))
+            workers.restart(victim)
+            if rng.random() < 0.5:
+                workers[victim].until(lambda report: report.get("exchanges", 0) > 2)
+            else:
+                # It dies, or another does, while it joins.
+                time.sleep(rng.uniform(0.0, 1.0))
+        for victim in (0, 1, 2):
+            workers[victim].until(lambda report: report.get("exchanges", 0) > 2)
+        (tmp_path / "enough").touch()
+        ends = workers.finished()
+        trained = workers[3].reports[-2]
+    # A wait for what never comes lasts for a minute, and one for a store that has died for half of that.
+    assert trained["at"] == "trained"
+    assert trained["longest"] < 10
+    good(ends)
 
 
 # Networks

@@ -1,4 +1,4 @@
-"""Connections and the listener, over real sockets in one process."""
+"""Connections, the listener and the messenger, over real sockets in one process."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from gossamer.process.net.connection import Connection, connect
 from gossamer.process.net.greeting import MAGIC, Reason, Refused
 from gossamer.process.net.identity import Identity
 from gossamer.process.net.listener import Listener
+from gossamer.process.net.messenger import MAX_MESSAGE_BYTES, Messenger
 from gossamer.process.net.tls import VARIABLES, Tls, find_tls_files, make_tls
 
 HOST = "127.0.0.1"
@@ -359,3 +360,107 @@ def test_a_forked_process_holds_no_connection(server: Server, member: Identity) 
     assert soon(lambda: not listens(server.listener.address))
     os.kill(child, 9)
     os.waitpid(child, 0)
+
+
+class Mailbox:
+    """A messenger and what it received."""
+
+    def __init__(self, rank: int, member: Identity) -> None:
+        self.identity = replace(member, rank=rank, incarnation=os.urandom(16))
+        self.listener = Listener(HOST, identity=self.identity)
+        self.received: list[tuple[int, bytes]] = []
+        self.messenger = Messenger(self.listener, self.identity, lambda rank, data: self.received.append((rank, data)))
+
+    def knows(self, other: Mailbox) -> None:
+        self.messenger.set_address(other.identity.rank or 0, other.listener.address)
+
+    def close(self) -> None:
+        self.messenger.close()
+        self.listener.close()
+
+
+@pytest.fixture
+def mailboxes(member: Identity) -> Iterator[list[Mailbox]]:
+    mailboxes = [Mailbox(rank, member) for rank in range(2)]
+    mailboxes[0].knows(mailboxes[1])
+    mailboxes[1].knows(mailboxes[0])
+    yield mailboxes
+    for mailbox in mailboxes:
+        mailbox.close()
+
+
+def test_messages_arrive_in_order(mailboxes: list[Mailbox]) -> None:
+    zero, one = mailboxes
+    assert not zero.messenger.send(1, b"dropped: no connection yet")
+    assert soon(lambda: zero.messenger.connected(1) and one.messenger.connected(0))
+    for number in range(500):
+        assert soon(lambda number=number: zero.messenger.send(1, b"%d" % number))  # type: ignore[misc]
+        # Over the same connection: nobody needs to know the address of who connected.
+        assert soon(lambda number=number: one.messenger.send(0, b"%d" % number))  # type: ignore[misc]
+    assert soon(lambda: len(zero.received) == len(one.received) == 500)
+    assert one.received == [(0, b"%d" % number) for number in range(500)]
+    assert zero.received == [(1, b"%d" % number) for number in range(500)]
+    zero.messenger.send(1, bytes(MAX_MESSAGE_BYTES))
+    assert soon(lambda: one.received[-1] == (0, bytes(MAX_MESSAGE_BYTES)))
+    with pytest.raises(ValueError, match="at most"):
+        zero.messenger.send(1, bytes(MAX_MESSAGE_BYTES + 1))
+
+
+def test_a_messenger_connects_again(mailboxes: list[Mailbox]) -> None:
+    zero, one = mailboxes
+    assert soon(lambda: zero.messenger.send(1, b"first"))
+    one.close()
+    assert soon(lambda: not zero.messenger.connected(1))
+    assert not zero.messenger.send(1, b"nobody there")
+    mailboxes[1] = one = Mailbox(1, zero.identity)
+    zero.knows(one)
+    assert soon(lambda: zero.messenger.send(1, b"second"))
+    assert soon(lambda: one.received == [(0, b"second")])
+    assert not zero.messenger.send(7, b"unknown worker")
+
+
+def test_a_peer_that_does_not_read_blocks_nobody(mailboxes: list[Mailbox]) -> None:
+    zero, _ = mailboxes
+    silent = Server(replace(zero.identity, rank=2))
+    silent.listener.register("message", silent.accept)
+    zero.messenger.set_address(2, silent.listener.address)
+    assert soon(lambda: zero.messenger.send(2, b"x"))
+    assert soon(lambda: zero.messenger.send(1, b"x"))
+    message = bytes(MAX_MESSAGE_BYTES)
+    assert soon(lambda: not zero.messenger.send(2, message))
+    assert soon(lambda: zero.messenger.send(1, b"still there"))
+    assert soon(lambda: mailboxes[1].received[-1] == (0, b"still there"))
+    silent.close()
+
+
+def test_a_peer_that_sends_garbage_is_dropped(mailboxes: list[Mailbox]) -> None:
+    zero, _ = mailboxes
+    member = replace(zero.identity, rank=5)
+    bad = connect(zero.listener.address, "message", b"", identity=member, timeout_s=20)
+    bad.send(b"\xff" * 100, deadline=None)
+    with pytest.raises(ConnectionError):
+        bad.receive(1, time.monotonic() + 20)
+    assert not zero.received
+    bad.close()
+    stranger = replace(member, secret=b"")
+    with pytest.raises(Refused):
+        connect(zero.listener.address, "message", b"", identity=stranger, timeout_s=20)
+
+
+def test_a_messenger_tells_where_nobody_listens_and_keeps_to_its_subject(mailboxes: list[Mailbox]) -> None:
+    zero, one = mailboxes
+    refused: list[tuple[int, tuple[str, int]]] = []
+    listener = Listener(HOST, identity=replace(zero.identity, rank=3))
+    other = Messenger(
+        listener, listener.identity, lambda rank, data: None, lambda *where: refused.append(where), b"another subject"
+    )
+    other.set_address(0, zero.listener.address)
+    other.set_address(1, one.listener.address)
+    one.close()
+    # The connection is closed as soon as its subject is known, so nothing ever arrives.
+    assert soon(lambda: other.send(0, b"not for you"))
+    assert soon(lambda: not other.connected(0))
+    assert soon(lambda: other.send(1, b"nobody") or (1, one.listener.address) in refused)
+    assert not zero.received
+    other.close()
+    listener.close()

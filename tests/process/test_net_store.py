@@ -187,20 +187,6 @@ def test_workers_move_to_a_spare_and_back() -> None:
     again.listener.close()
 
 
-def test_who_answers_is_the_worker_that_was_meant() -> None:
-    port = free_port()
-    zero, one = failover_store(port, 0), failover_store(port, 1)
-    address = one.listen(HOST).address
-    zero.spares.update({1: address, 2: address})
-    assert zero.listens(1)
-    assert zero.answers(1)
-    assert not zero.answers(2), "another worker has its address"
-    one.close()
-    assert not zero.listens(1)
-    assert not zero.answers(1)
-    zero.close()
-
-
 def test_a_worker_without_the_secret_is_told_so() -> None:
     home = HostedStore(HOST, 0, MEMBER, print)
     for wrong in ({"secret": b""}, {"secret": b"another secret of some length"}, {"run": "another"}):

@@ -10,9 +10,9 @@ from ending_script import train
 from real_workers import RealWorkers, Report
 
 from gossamer.process.events import EventKind, Events
+from gossamer.process.liveness.heartbeats import Progress
 from gossamer.process.pairwise import delivery
 from gossamer.process.pairwise.delivery import DeliveryWatch
-from gossamer.process.store.heartbeats import Progress
 from gossamer.process.watches import peer_watch
 from gossamer.process.watches.peer_watch import PeerWatch, death_text, return_text
 from gossamer.runs.event_lines import EventLines

@@ -39,7 +39,8 @@ def test_a_second_process_of_a_rank_is_refused(stopped: bool, tmp_path: Path) ->
     assert why.startswith("rank 1 is taken: the process of this rank at 127.0.0.1:")
     assert ("is there, but does not answer" if stopped else "is alive") in why
     assert "give each process a rank of its own, or end that one first" in why
-    assert ends[0]["weights"] == ends[1]["weights"]
+    # The other one may have ended without the one that was stopped.
+    assert stopped or ends[0]["weights"] == ends[1]["weights"]
     assert stopped or undisturbed(ends)
 
 

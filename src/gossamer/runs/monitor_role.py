@@ -10,8 +10,8 @@ import time
 import uuid
 from collections.abc import Callable
 
+from gossamer.process.liveness.heartbeats import Heartbeats
 from gossamer.process.store.failover_store import FailoverStore
-from gossamer.process.store.heartbeats import Heartbeats
 from gossamer.process.store.parsing import read_number
 
 KEY = "output/monitor"

@@ -78,6 +78,10 @@ class StatusReporter:
         if self._thread is not None:
             self._thread.join()
 
+    def publish_first(self) -> None:
+        """Publish the status at once: a worker that dies in its first step has begun all the same."""
+        self._publish(LAST_S)
+
     def publish_last(self, ended: bool = True) -> None:
         """Write and publish the last status; ``ended``: the worker has come to the end of the run."""
         self._write_line()

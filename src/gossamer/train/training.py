@@ -109,6 +109,7 @@ class Training:
                 self._load_state(self.checkpoint.state(self.rank))
             self._began = time.monotonic()
             self.status.state = TRAINING
+            self.reporter.publish_first()
             stopping = self.coordinator.stop_requested
             self.reporter.start(self._update_status, stopping, swarm.events)
             for _ in self._turns():

@@ -20,8 +20,9 @@ from gossamer.process.collectives.group_builder import GroupBuilder
 from gossamer.process.collectives.group_connections import GroupConnections
 from gossamer.process.collectives.membership import STUCK_S
 from gossamer.process.collectives.peer_group import PeerGroup, Pending
+from gossamer.process.liveness.heartbeats import Heartbeats, HeartbeatThread
+from gossamer.process.liveness.liveness import Timing
 from gossamer.process.store.addresses import local_address
-from gossamer.process.store.heartbeats import DEAD_S, Heartbeats, HeartbeatThread
 from gossamer.process.store.home_store import HostedStore, host_home
 from gossamer.process.store.parsing import Refusals
 from gossamer.process.store.rank_info import RankInfo
@@ -56,11 +57,11 @@ class ProbeSession:
         self.rank, self.workers = rank_info.rank, rank_info.workers
         keep_store_alive(rank_info)
         self.store = rank_info.connect_store()
-        self.heartbeats = Heartbeats(self.rank, self.store)
         self.alive = list(range(self.workers))
         listener = self.store.listen(local_address(rank_info.host))
         where = WorkerAddresses(self.rank, listener.address, self.store, Refusals(lambda text: None))
         where.publish()
+        self.heartbeats = Heartbeats(self.rank, self.workers, self.store, where)
         self._connections = GroupConnections(self.rank, listener, where.find)
         self._builder = GroupBuilder(self.rank, self.store, self._connections)
         self._groups: dict[tuple[str, tuple[int, ...]], PeerGroup] = {}
@@ -146,7 +147,7 @@ class ProbeSession:
         try:
             return action()
         except RuntimeError:
-            until = time.monotonic() + 2 * DEAD_S
+            until = time.monotonic() + 2 * Timing().dead_s
             while time.monotonic() < until:
                 dead = self._dead()
                 if dead:
@@ -159,7 +160,7 @@ class ProbeSession:
         """Announce who has died, and stay until all others know: one that leaves earlier would count as dead too."""
         self.store.compare_set("lost", str(lost))
         self.store.set(f"noticed/{self.rank}", "1")
-        until = time.monotonic() + 2 * DEAD_S
+        until = time.monotonic() + 2 * Timing().dead_s
         others = [rank for rank in range(self.workers) if rank not in (lost, self.rank)]
         while time.monotonic() < until:
             noticed = [rank for rank in others if self.store.get(f"noticed/{rank}") is not None]

@@ -7,15 +7,31 @@ import time
 from collections.abc import Callable
 
 from gossamer.process.collectives import group_builder
+from gossamer.process.liveness.heartbeats import Heartbeats
 from gossamer.process.store.failover_store import FailoverStore
 from gossamer.process.store.parsing import Refusals, read_number, read_ranks
 
+TRAIN, AVERAGED, FINISH = PURPOSES = "train", "averaged", "finish"
+"""The purposes of memberships: training, the average that a user asks for, the final average."""
+
+READ_INTERVAL_S = 2.0
+"""How often the requested generation is read in the store, in case a message about it was lost."""
+
 
 class Generations:
-    def __init__(self, key: str, rank: int, everybody: range, store: FailoverStore, refusals: Refusals) -> None:
-        """``key``: prefix of the entries in the store."""
-        self.key, self.rank, self.everybody = key, rank, everybody
-        self._store, self._refusals = store, refusals
+    def __init__(
+        self,
+        purpose: str,
+        rank: int,
+        everybody: range,
+        store: FailoverStore,
+        refusals: Refusals,
+        heartbeats: Heartbeats,
+    ) -> None:
+        self.key, self.rank, self.everybody = f"group/{purpose}", rank, everybody
+        self._store, self._refusals, self._heartbeats = store, refusals, heartbeats
+        self._membership = PURPOSES.index(purpose)
+        self._read_at = float("-inf")
         self.requested = 0
         """The newest generation that is requested, as far as this worker knows."""
 
@@ -29,7 +45,11 @@ class Generations:
         self._raise_request(lambda current: current + 1)
 
     def _raise_request(self, raised: Callable[[int], int]) -> None:
-        """Raise the requested generation in the store; other workers may do so at the same time."""
+        """Raise the requested generation in the store, then tell the others; they may do so at the same time."""
+        self._raise_in_store(raised)
+        self._heartbeats.request(self._membership, self.requested)
+
+    def _raise_in_store(self, raised: Callable[[int], int]) -> None:
         key = f"{self.key}/requested"
         while True:
             value = self._store.get(key)
@@ -47,8 +67,15 @@ class Generations:
                 self.requested = max(self.requested, wanted)
                 return
 
+    def follow(self) -> None:
+        """Note which generation the others have told of; now and then read it in the store too."""
+        self.requested = max(self.requested, self._heartbeats.requested(self._membership))
+        if time.monotonic() - self._read_at > READ_INTERVAL_S:
+            self.refresh()
+
     def refresh(self) -> None:
-        """Read which generation is requested."""
+        """Read in the store which generation is requested."""
+        self._read_at = time.monotonic()
         key = f"{self.key}/requested"
         value = self._store.get(key)
         published = self._refusals.checked(key, value, read_number(value)) or 0
@@ -79,7 +106,8 @@ class Generations:
             self.mark_present(generation)
             published = self._store.get(f"{name}/members")
             if published is None:
-                present = [rank for rank in self.everybody if self._store.get(f"{name}/present/{rank}") is not None]
+                marks = self._store.get_all([f"{name}/present/{rank}" for rank in self.everybody])
+                present = [rank for rank, mark in zip(self.everybody, marks, strict=True) if mark is not None]
                 if all(rank in present or gone(rank) for rank in self.everybody):
                     # Some may have died, or ended their training, after they were present.
                     there = [rank for rank in present if not gone(rank)]

@@ -13,12 +13,13 @@ from torch import Tensor
 from gossamer.effects import MAX_SCALARS
 from gossamer.errors import MethodError
 from gossamer.process.collectives.call import Call, mismatch
+from gossamer.process.collectives.generations import AVERAGED, FINISH, TRAIN
 from gossamer.process.collectives.group_builder import GroupBuilder
-from gossamer.process.collectives.membership import AVERAGED, FINISH, FOREGROUND, TRAIN, Communication, Membership
+from gossamer.process.collectives.membership import FOREGROUND, Communication, Membership
 from gossamer.process.collectives.peer_group import Pending
 from gossamer.process.lifecycle import Lifecycle
+from gossamer.process.liveness.heartbeats import Heartbeats
 from gossamer.process.state.state_transfer import TransferableState
-from gossamer.process.store.heartbeats import Heartbeats
 from gossamer.process.store.parsing import Refusals
 
 TAIL = 4 + MAX_SCALARS

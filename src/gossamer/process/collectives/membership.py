@@ -3,7 +3,7 @@
 A membership has *generations*. The members of a generation are agreed on once, in the store:
 
 1. Somebody requests generation g + 1: a collective failed, or a worker came back.
-2. Every worker polls for requests in the background and marks itself present in the new generation.
+2. Every worker hears of it with the heartbeats and marks itself present in the new generation.
 3. Once every worker is present, dead or done, the lowest rank that is still there publishes the list of members.
 4. The members form groups among themselves and connect, each on first use.
 5. Members that are behind the others take over the state of one that is not; those that were trained separately, on
@@ -28,14 +28,14 @@ import torch.distributed as dist
 from gossamer.errors import MethodError
 from gossamer.process.collectives import group_builder
 from gossamer.process.collectives.call import Call, Waits, mismatch
-from gossamer.process.collectives.generations import Generations
+from gossamer.process.collectives.generations import FINISH, TRAIN, Generations
 from gossamer.process.collectives.group_builder import GroupBuilder
 from gossamer.process.collectives.peer_group import Pending
 from gossamer.process.deadline import Deadline
 from gossamer.process.lifecycle import TrainingEnded
+from gossamer.process.liveness.heartbeats import Heartbeats
 from gossamer.process.state.alignment import align
 from gossamer.process.state.state_transfer import TransferableState
-from gossamer.process.store.heartbeats import Heartbeats
 from gossamer.process.store.parsing import Refusals
 
 MIN_DEADLINE_S = 60.0
@@ -45,8 +45,8 @@ TRANSFER_TIMEOUT_S = 60.0
 STUCK_S = 1.0
 """A worker that has been in one collective for this long checks whether the other members are still in it."""
 
-TRAIN, AVERAGED, FINISH = "train", "averaged", "finish"
-"""The purposes of memberships: training, the average that a user asks for, the final average."""
+COMPARE_INTERVAL_S = 1.0
+"""How often it compares with them what each waits for."""
 
 FOREGROUND, BACKGROUND, ASYNC, STATE_TRANSFER = "foreground", "background", "async", "state transfer"
 """The channels of communication, each with process groups of its own: the training thread's, that of the method's
@@ -85,8 +85,8 @@ class Membership:
         """Otherwise workers that are done with their training are not waited for."""
         self._aligned = purpose == TRAIN
         """Members must be at the same step before they go on. Other purposes start each series with ``begin``."""
-        self.key = f"group/{purpose}"
-        self.generations = Generations(self.key, self.rank, everybody, self.store, refusals)
+        self.generations = Generations(purpose, self.rank, everybody, self.store, refusals, heartbeats)
+        self.key = self.generations.key
         self.generation = -1
         self.members: list[int] = []
         self.deadline = Deadline(initial_s=300.0, min_s=MIN_DEADLINE_S)
@@ -103,6 +103,7 @@ class Membership:
         """When the collectives in progress started, by channel."""
         self._first_rounds: dict[tuple[int, str], int] = {}
         self.waits = Waits(self.rank)
+        self._compared_at = float("-inf")
         self._conflict: MethodError | None = None
         """Another member waits for this worker in another collective."""
         self._lock = threading.RLock()
@@ -248,30 +249,34 @@ class Membership:
 
     def poll(self) -> None:
         """Read which generation is requested and mark this worker present in it. Runs in the heartbeat thread."""
-        self.generations.refresh()
+        self.generations.follow()
         if self._aligned and self.requested > self.generation:
             self.generations.mark_present(self.requested)
         self._unblock()
 
     def _unblock(self) -> None:
         """Close the groups of a collective that waits for a dead member, or that others have given up."""
-        started = min(list(self._started.values()), default=float("inf"))
-        if time.monotonic() - started < STUCK_S:
+        now, started = time.monotonic(), min(list(self._started.values()), default=float("inf"))
+        if now - started < STUCK_S:
             return
-        # Only now: checking all members costs store requests.
         if self.requested > self.generation or any(map(self.heartbeats.dead, self.members)):
             self.disconnect()
             return
+        # The rest costs store requests.
+        if now - self._compared_at < COMPARE_INTERVAL_S:
+            return
+        self._compared_at = now
         if self.needed_elsewhere(self.members):
             self.request(self.generation + 1)
             self.disconnect()
             return
         waits = f"{self.key}/{self.generation}/waits"
         self.store.set(f"{waits}/{self.rank}", self.waits.publication())
-        found = self.waits.find_conflict(lambda rank: self.store.get(f"{waits}/{rank}"))
+        *values, published = self.store.get_all([*(f"{waits}/{rank}" for rank in self.everybody), f"{waits}/conflict"])
+        found = self.waits.find_conflict(values.__getitem__)
         if found is not None:
             self.store.set(f"{waits}/conflict", str(found))
-        published = self.store.get(f"{waits}/conflict")
+            published = str(found).encode() if published is None else published
         if published is not None:
             self._conflict = MethodError(published.decode(errors="replace"))
             self.disconnect()
@@ -279,8 +284,11 @@ class Membership:
     def waited_for_by(self, ranks: Sequence[int]) -> bool:
         """Return whether the training of one of ``ranks`` has been waiting for this worker in a collective for long."""
         waits = f"{self.key}/{self.generation}/waits"
-        others = (rank for rank in ranks if rank != self.rank)
-        return any(self.waits.waited_for_by(rank, FOREGROUND, self.store.get(f"{waits}/{rank}")) for rank in others)
+        others = [rank for rank in ranks if rank != self.rank]
+        values = self.store.get_all([f"{waits}/{rank}" for rank in others])
+        return any(
+            self.waits.waited_for_by(rank, FOREGROUND, value) for rank, value in zip(others, values, strict=True)
+        )
 
     def rebuild(self, channel: str) -> None:
         """Agree on the members of the requested generation and bring their states to the same step.

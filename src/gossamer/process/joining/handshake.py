@@ -19,9 +19,12 @@ from gossamer.errors import InputError
 from gossamer.process.events import EventKind, Events
 from gossamer.process.joining import join_facts
 from gossamer.process.joining.join_facts import Facts, name_ranks
+from gossamer.process.liveness.heartbeats import Heartbeats, HeartbeatThread
+from gossamer.process.store.addresses import local_address
 from gossamer.process.store.failover_store import FailoverStore
-from gossamer.process.store.heartbeats import Heartbeats, HeartbeatThread
+from gossamer.process.store.parsing import Refusals
 from gossamer.process.store.rank_info import RankInfo
+from gossamer.process.store.worker_addresses import WorkerAddresses
 
 POLL_S = 0.02
 LOOK_S = 0.3
@@ -204,12 +207,16 @@ def shaken_hands(rank_info: RankInfo, facts: Facts, timeout_s: float) -> Iterato
     """Compare with the other workers before anything else is set up; yield the store, and whether they have begun."""
     events, rank = Events(rank_info.rank), rank_info.rank
     store = rank_info.connect_store(timeout_s, partial(events.add, EventKind.WAITING))
-    heartbeats = Heartbeats(rank, store)
+    listener = store.listen(local_address(rank_info.host))
+    addresses = WorkerAddresses(rank, listener.address, store, Refusals(lambda text: None))
+    heartbeats = Heartbeats(rank, rank_info.workers, store, addresses)
     handshake = Handshake(rank, rank_info.workers, facts, store, heartbeats, timeout_s, events)
     thread = None
     try:
         begun = handshake.check_run()
         if not begun:
+            addresses.publish()
+            store.on_move.append(addresses.publish)
             thread = HeartbeatThread(heartbeats)
             handshake.run()
         yield store, begun

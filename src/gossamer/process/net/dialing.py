@@ -7,7 +7,7 @@ import socket
 from collections.abc import Callable
 
 from gossamer.process.net import greeting
-from gossamer.process.net.connection import Address, Connection, wrap
+from gossamer.process.net.connection import Address, Connection, own, wrap
 from gossamer.process.net.greeting import Reason
 from gossamer.process.net.identity import Identity
 from gossamer.process.net.loop import WRITE, Loop
@@ -38,58 +38,66 @@ class Dialing:
         self._over = False
         host, port = address
         sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+        own(sock)
         sock.setblocking(False)
-        try:
-            error = sock.connect_ex((host, port))
-            if error not in (0, errno.EINPROGRESS):
-                raise OSError(error, "cannot connect")
-            self.connection = Connection(wrap(sock, identity, server_side=False))
-        except OSError as failure:
+        self._link: socket.socket | Connection = sock
+        error = sock.connect_ex((host, port))
+        if error not in (0, errno.EINPROGRESS):
             sock.close()
             self._over = True
-            failed = failure
-            loop.call_soon(lambda: on_failed(failed))
+            loop.call_soon(lambda: on_failed(_to_error(error)))
             return
         self._timer = loop.call_later(timeout_s, lambda: self._fail(TimeoutError(Reason.TOO_LATE)))
-        loop.watch(self.connection, WRITE, self._connected)
+        loop.watch(sock, WRITE, lambda _: self._connected(sock))
 
     def cancel(self) -> None:
         """Give up without a word."""
         if not self._over:
             self._end()
-            self.connection.close()
+            self._link.close()
 
     def _end(self) -> None:
         self._over = True
         self._timer.cancel()
-        self._loop.unwatch(self.connection)
+        self._loop.unwatch(self._link)
 
     def _fail(self, error: OSError) -> None:
         if not self._over:
             self._end()
-            self.connection.close()
+            self._link.close()
             self._on_failed(error)
 
-    def _connected(self, _: int) -> None:
+    def _connected(self, sock: socket.socket) -> None:
         self._timer.cancel()
-        self._loop.unwatch(self.connection)
-        error = self.connection.socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
+        self._loop.unwatch(sock)
+        error = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)
         if error:
-            refused = error == errno.ECONNREFUSED
-            self._fail(ConnectionRefusedError(error, "refused") if refused else OSError(error, "cannot connect"))
+            self._fail(_to_error(error))
+            return
+        try:
+            # Not before it is connected: a TLS socket would fail at once, and stay open.
+            self._link = connection = Connection(wrap(sock, self._identity, server_side=False))
+        except OSError as failure:
+            self._fail(failure)
             return
         Opening(
             self._loop,
-            self.connection,
+            connection,
             lambda send: greeting.ask(self._identity, send, self._purpose, self._hello),
             self._timeout_s,
-            lambda _: self._opened(),
+            lambda _: self._opened(connection),
             self._fail,
         )
 
-    def _opened(self) -> None:
+    def _opened(self, connection: Connection) -> None:
         if self._over:
-            self.connection.close()
+            connection.close()
             return
         self._over = True
-        self._on_ready(self.connection)
+        self._on_ready(connection)
+
+
+def _to_error(number: int) -> OSError:
+    if number == errno.ECONNREFUSED:
+        return ConnectionRefusedError(number, "refused")
+    return OSError(number, "cannot connect")

@@ -21,6 +21,7 @@ from gossamer.process.collectives.membership import STUCK_S
 from gossamer.process.deadline import Deadline
 from gossamer.process.events import EventKind
 from gossamer.process.lifecycle import TrainingEnded
+from gossamer.process.liveness.heartbeats import Heartbeats
 from gossamer.process.net.listener import Listener
 from gossamer.process.pairwise.delivery import DeliveryWatch
 from gossamer.process.pairwise.edge import Edge, EdgeLost
@@ -29,7 +30,6 @@ from gossamer.process.pairwise.peer_connections import PeerConnections
 from gossamer.process.pairwise.screening import Screening, Verdict
 from gossamer.process.runtime.worker_state import WorkerState
 from gossamer.process.state.state_transfer import transfer_state
-from gossamer.process.store.heartbeats import Heartbeats
 from gossamer.seeds import stream
 from gossamer.vectors.vector_math import CHUNK, distance
 from gossamer.wire import Links

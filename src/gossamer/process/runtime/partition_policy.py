@@ -8,7 +8,7 @@ from gossamer.errors import InputError
 from gossamer.process.events import EventKind, Events
 from gossamer.process.joining.join_facts import name_ranks
 from gossamer.process.lifecycle import Lifecycle
-from gossamer.process.store.heartbeats import Heartbeats
+from gossamer.process.liveness.heartbeats import Heartbeats
 
 CONTINUE, MAJORITY = "continue", "majority"
 POLICIES = (CONTINUE, MAJORITY)

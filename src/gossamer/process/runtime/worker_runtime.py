@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import time
 from functools import partial
 
@@ -24,6 +23,7 @@ from gossamer.process.joining.handshake import Handshake
 from gossamer.process.joining.join_checks import register
 from gossamer.process.joining.join_facts import find_facts, name_ranks
 from gossamer.process.lifecycle import Phase, TrainingEnded
+from gossamer.process.liveness.heartbeats import Heartbeats, HeartbeatThread, Progress
 from gossamer.process.net.secret import NO_SECRET, is_loopback
 from gossamer.process.pairwise.exchanges import PairwiseExchanges
 from gossamer.process.replica.agreement import Agreement
@@ -37,7 +37,6 @@ from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.staging import Staging
 from gossamer.process.runtime.worker_state import WorkerState
 from gossamer.process.store.addresses import local_address
-from gossamer.process.store.heartbeats import Heartbeats, HeartbeatThread, Progress
 from gossamer.process.store.parsing import Refusals, read_time
 from gossamer.process.store.rank_claim import RankClaim
 from gossamer.process.store.rank_info import START_TIMEOUT_S, RankInfo
@@ -110,7 +109,9 @@ class WorkerRuntime:
             events.add(EventKind.UNPROTECTED, NO_SECRET)
         listener = self.store.listen(local_address(rank_info.host))
         self._claim = RankClaim(self.store, listener.address)
-        self.heartbeats = Heartbeats(self.rank, self.store)
+        self.refusals = Refusals(refused)
+        self.addresses = WorkerAddresses(self.rank, listener.address, self.store, self.refusals)
+        self.heartbeats = Heartbeats(self.rank, topology.workers, self.store, self.addresses)
         history = self.state.history
         self.heartbeats.own_progress = lambda: Progress(history.steps, history.busy_s)
         self.peer_watch = PeerWatch(self.everybody, self.heartbeats, self.state.events, method.lockstep)
@@ -127,8 +128,6 @@ class WorkerRuntime:
             raise
         # A method that averages in the background only also rebuilds its membership there, so no step waits for it.
         self._owner = BACKGROUND if has_background and not method.lockstep else FOREGROUND
-        self.refusals = Refusals(refused)
-        self.addresses = WorkerAddresses(self.rank, listener.address, self.store, self.refusals)
         self._connections = GroupConnections(self.rank, listener, self.addresses.find)
         builder = GroupBuilder(self.rank, self.store, self._connections)
         self.groups = Groups(
@@ -149,7 +148,6 @@ class WorkerRuntime:
         self.driver = Driver(self.state, self.effects, policy)
         self.missing: list[int] = []
         """Workers that are not in the final average."""
-        self._turns = itertools.cycle(self.everybody)
         self._heartbeat_thread = HeartbeatThread(self.heartbeats, self._poll, self._watch)
         try:
             self._join()
@@ -171,8 +169,14 @@ class WorkerRuntime:
         self.store.on_move.append(self._republish)
         self.heartbeats.beat()
         self._handshake.run()
+        # Others may have published their addresses only now. They hear of this worker before it trains with them.
+        self.heartbeats.look_again()
+        self.heartbeats.beat()
         for rank in self.exchanges.peers.neighbours:
-            self._find(rank)
+            address = self.addresses.find(rank)
+            if address is not None:
+                self.exchanges.peers.set_address(rank, address)
+        self.addresses.on_found = self.exchanges.peers.set_address
         train = self.groups.train
         # "started" is published once everybody has joined: a worker that reads it before it has joined comes back.
         self._join_until = time.monotonic() + self._timeout_s
@@ -192,8 +196,6 @@ class WorkerRuntime:
         train.cancelled = lambda: False
         self._agree_on_start()
         self.heartbeats.all_seen = True
-        for rank in self.everybody:
-            self._check(rank)
 
     def _too_late(self) -> bool:
         """Raise InputError if the others have let this worker wait for too long; otherwise return False."""
@@ -258,7 +260,7 @@ class WorkerRuntime:
         """
         self._claim.republish()
         self._publish()
-        self.heartbeats.beat()
+        self.heartbeats.look_again()
         if not self._joined:
             self._handshake.publish()
         else:
@@ -268,23 +270,9 @@ class WorkerRuntime:
                 self.store.compare_set("began", self._began)
             self.store.set("started", "1")
 
-    def _check(self, rank: int) -> None:
-        """Check whether ``rank`` is alive, and where it listens."""
-        self.heartbeats.dead(rank)
-        self._find(rank)
-
-    def _find(self, rank: int) -> None:
-        address = self.addresses.find(rank)
-        if address is not None:
-            self.exchanges.peers.set_address(rank, address)
-
     def _poll(self) -> None:
         """Maintain the connections. Runs in the heartbeat thread, ten times a second."""
         self.store.move_to_earlier()
-        if self.lifecycle.done:
-            # Again and again: the store may be another one by now.
-            self.heartbeats.publish_done(True)
-        self._check(next(self._turns))
         self.exchanges.poll()
         self.groups.poll()
         self.peer_watch.poll()

@@ -1,1 +1,1 @@
-"""How workers find each other: ranks, a key-value store that fails over, heartbeats."""
+"""How workers find each other: ranks, addresses, a key-value store that fails over."""

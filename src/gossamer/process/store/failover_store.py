@@ -8,7 +8,6 @@ connections. So each worker simply republishes its own entries after a move.
 
 from __future__ import annotations
 
-import socket
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -17,19 +16,15 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 
-from gossamer.process.net.connection import Address, connect
+from gossamer.process.net.connection import Address
 from gossamer.process.net.identity import Identity
 from gossamer.process.net.listener import Listener
 from gossamer.process.net.loop import Loop
 from gossamer.process.store.home_store import Home, HomeStoreWait, Host, release_home
 from gossamer.process.store.store_client import StoreClient
-from gossamer.process.store.store_messages import PURPOSE
 from gossamer.process.store.store_server import StoreServer
 
 CONNECT_TIMEOUT_S = 2.0
-ALIVE_TIMEOUT_S = 3.0
-"""A process that does not greet within this time is stopped, or its machine is."""
-
 RETRY_S = 0.5
 HOPELESS_CHECK_S = 0.3
 """How often a wait for a key checks whether the key can still appear."""
@@ -158,30 +153,6 @@ class FailoverStore:
         if self._hosted is not None:
             release_home(self._hosted)
             self._hosted = None
-
-    # Other workers
-
-    def listens(self, rank: int) -> bool:
-        """Return False if the port of ``rank`` refuses connections: its process has ended."""
-        try:
-            socket.create_connection(self.spares[rank], CONNECT_TIMEOUT_S).close()
-        except ConnectionRefusedError:
-            return False
-        except (OSError, KeyError):
-            pass
-        return True
-
-    def answers(self, rank: int) -> bool:
-        """Return whether the process of ``rank`` answers: it runs and is not stopped."""
-        address = self.spares.get(rank)
-        if address is None:
-            return False
-        try:
-            there = connect(address, PURPOSE, b"", identity=self.identity, timeout_s=ALIVE_TIMEOUT_S)
-        except OSError:
-            return False
-        there.close()
-        return there.peer_rank == rank
 
     # Failing over
 

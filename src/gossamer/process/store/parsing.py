@@ -47,7 +47,7 @@ def read_ranks(value: bytes | None, everybody: range) -> list[int] | None:
 
 
 class Refusals:
-    """Counts values of the store that cannot be read, and reports each key once."""
+    """Counts what other processes say and cannot be read, and reports each key once."""
 
     def __init__(self, report: Callable[[str], None]) -> None:
         self._report = report
@@ -57,8 +57,12 @@ class Refusals:
     def checked(self, key: str, value: bytes | None, parsed: T | None) -> T | None:
         """Return ``parsed``; if that is None though there is a value, say so."""
         if value is not None and parsed is None:
-            self.count += 1
-            if key not in self._reported:
-                self._reported.add(key)
-                self._report(f"refused what the store has at {key}: it cannot be read")
+            self.refuse(key, f"refused what the store has at {key}")
         return parsed
+
+    def refuse(self, key: str, text: str) -> None:
+        """Count something that cannot be read; say so, unless something of the same key was refused before."""
+        self.count += 1
+        if key not in self._reported:
+            self._reported.add(key)
+            self._report(f"{text}: it cannot be read")

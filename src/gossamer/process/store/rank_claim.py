@@ -8,9 +8,12 @@ from typing import NamedTuple
 
 from gossamer.errors import InputError
 from gossamer.process.net.connection import Address, connect
-from gossamer.process.store.failover_store import ALIVE_TIMEOUT_S, CONNECT_TIMEOUT_S, FailoverStore
+from gossamer.process.store.failover_store import CONNECT_TIMEOUT_S, FailoverStore
 from gossamer.process.store.parsing import read_address
 from gossamer.process.store.store_messages import PURPOSE
+
+ALIVE_TIMEOUT_S = 3.0
+"""A process that does not greet within this time is stopped, or its machine is."""
 
 MAX_ATTEMPTS = 8
 """Others may claim the same rank at the same time."""

@@ -11,7 +11,7 @@ from statistics import median_low
 
 from gossamer.errors import one_line
 from gossamer.process.events import EventKind, Events
-from gossamer.process.store.heartbeats import Heartbeats, Progress
+from gossamer.process.liveness.heartbeats import Heartbeats, Progress
 
 WINDOW_S = 5.0
 """Over this time the speed of workers is compared."""

@@ -6,7 +6,7 @@ import time
 
 from gossamer.process.events import EventKind, Events
 from gossamer.process.joining.join_facts import name_ranks
-from gossamer.process.store.heartbeats import Heartbeats, Progress
+from gossamer.process.liveness.heartbeats import Heartbeats, Progress
 
 SAY_AFTER_S = 10.0
 

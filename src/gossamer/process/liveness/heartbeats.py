@@ -1,0 +1,272 @@
+"""Heartbeats: which workers are alive, how far they are and what they request, as one of them knows it.
+
+The decisions are in ``liveness``, a state machine; here are its surroundings: the messages of real workers, the clock,
+and the *board*, entries of the store that tell a worker that comes back where the others listen and who has left.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from typing import NamedTuple
+
+from gossamer.process.liveness.liveness import Change, Liveness, Notice, Send, first_record
+from gossamer.process.liveness.records import Stage, from_bytes, to_bytes
+from gossamer.process.net.connection import Address
+from gossamer.process.net.messenger import Messenger
+from gossamer.process.store.failover_store import FailoverStore
+from gossamer.process.store.worker_addresses import WorkerAddresses
+
+HEARTBEAT_INTERVAL_S = 0.1
+WATCHES_PER_HEARTBEAT = 4
+"""How often a worker that misses others looks for them."""
+
+BOARD_INTERVAL_S = 1.0
+"""How often a worker reads what the others have published in the store."""
+
+
+class Progress(NamedTuple):
+    """How far a worker is."""
+
+    steps: int
+    busy_s: float
+    """Time of these steps without waits for other workers."""
+
+
+class Heartbeats:
+    """The heartbeats of all workers, as seen by one of them."""
+
+    def __init__(self, rank: int, workers: int, store: FailoverStore, addresses: WorkerAddresses) -> None:
+        """``store``: listens already."""
+        assert store.listener is not None
+        self.rank, self.workers, self.store, self._addresses = rank, workers, store, addresses
+        self._refusals = addresses.refusals
+        # In microseconds: a process that is started again has a higher number.
+        own = first_record(rank, time.time_ns() // 1000, store.listener.address)
+        self._liveness = Liveness(own, workers, time.monotonic())
+        self._loop = store.listener.loop
+        self._messenger = Messenger(
+            store.listener, store.identity, self._on_message, self._on_refused, about=store.prefix.encode()[-256:]
+        )
+        self._started = False
+        self._board: dict[int, tuple[Stage, int]] = {}
+        """The stage that each worker has published, and by which process."""
+        self._board_read_at = float("-inf")
+        self._notices: deque[Notice] = deque()
+        self._saying = threading.Lock()
+        self.lost: frozenset[int] = frozenset()
+        """Workers that are dead."""
+        self.own_progress: Callable[[], Progress] = lambda: Progress(0, 0.0)
+        self.on_death: Callable[[int], None] = lambda rank: None
+        """Called once when a worker is dead, in a thread that asks."""
+        self.on_return: Callable[[int], None] = lambda rank: None
+        """Called once when a dead worker is there again, or a new process in its place."""
+
+    # From any thread but that of the loop
+
+    def beat(self) -> None:
+        """Count a heartbeat, read the board if that is due, say what has become of the others."""
+        steps, busy_s = self.own_progress()
+        self._do(lambda: self._liveness.beat(steps, busy_s))
+        if not self._started:
+            self._started = True
+            self._do(self._tick)
+        now = time.monotonic()
+        if now - self._board_read_at > BOARD_INTERVAL_S:
+            self._board_read_at = now
+            self._read_board()
+            if self._liveness.own.stage > Stage.TRAINING:
+                # Again and again: the store may be another one by now.
+                self._publish(self._liveness.own.stage)
+        self._say_notices()
+
+    def look_again(self) -> None:
+        """Read the board with the next heartbeat: the store may be another one, or others may have come."""
+        self._board_read_at = float("-inf")
+
+    def publish_done(self, done: bool) -> None:
+        """Tell the others whether this worker has ended its training."""
+        self._publish(Stage.DONE if done else Stage.TRAINING)
+
+    def publish_left(self) -> None:
+        """Tell the others that this worker leaves in order: they shall not take it for dead."""
+        self._publish(Stage.LEFT)
+
+    def _publish(self, stage: Stage) -> None:
+        self._do(lambda: self._liveness.advance(stage))
+        # For those that come later, and those that no message reaches in time.
+        own = self._liveness.own
+        self.store.set(f"done/{self.rank}", f"{max(stage, own.stage):d} {own.process}")
+
+    def request(self, membership: int, generation: int) -> None:
+        """Tell the others that a generation of a membership is requested."""
+        self._do(lambda: self._liveness.request(membership, generation))
+
+    def requested(self, membership: int) -> int:
+        """Return the newest generation of a membership that anybody has told of."""
+        return self._liveness.requested(membership)
+
+    def done(self, rank: int) -> bool:
+        return self._stage(rank) >= Stage.DONE
+
+    def left(self, rank: int) -> bool:
+        if self._stage(rank) != Stage.LEFT:
+            self._read_board()
+        return self._stage(rank) == Stage.LEFT
+
+    def dead(self, rank: int) -> bool:
+        """Return whether that worker is dead."""
+        self._say_notices()
+        return rank in self.lost
+
+    def seen(self, rank: int) -> bool:
+        """Return whether a heartbeat of ``rank`` has ever been seen here."""
+        return self._liveness.record(rank) is not None
+
+    @property
+    def all_seen(self) -> bool:
+        """Every worker has been seen: one without a heartbeat is dead, not starting."""
+        return self._liveness.all_seen
+
+    @all_seen.setter
+    def all_seen(self, value: bool) -> None:
+        self._liveness.all_seen = value
+
+    @property
+    def progress(self) -> dict[int, Progress]:
+        """How far each other worker is, as it said last."""
+        records = (peer.record for peer in self._liveness.peers.values())
+        return {record.rank: Progress(record.steps, record.busy_s) for record in records if record is not None}
+
+    def _stage(self, rank: int) -> Stage:
+        record = self._liveness.record(rank)
+        published, process = self._board.get(rank, (Stage.TRAINING, 0))
+        if record is None:
+            return published
+        return max(record.stage, published) if process >= record.process else record.stage
+
+    def _read_board(self) -> None:
+        others = [rank for rank in range(self.workers) if rank != self.rank]
+        addresses = self._addresses.read(others, [f"done/{rank}" for rank in others])
+        for rank, (address, published) in zip(others, addresses, strict=True):
+            key = f"done/{rank}"
+            stage = self._refusals.checked(key, published, _read_stage(published))
+            if stage is not None:
+                self._board[rank] = stage
+            if address is not None and stage is not None:
+                process = stage[1]
+                self._do(lambda rank=rank, process=process, address=address: self._find(rank, process, address))  # type: ignore[misc]
+
+    def _say_notices(self) -> None:
+        # One thread at a time, so that they are said in their order; the others need not wait for it.
+        if self._notices and self._saying.acquire(blocking=False):
+            try:
+                while self._notices:
+                    notice = self._notices.popleft()
+                    (self.on_death if notice.change == Change.DIED else self.on_return)(notice.rank)
+            finally:
+                self._saying.release()
+
+    def _do(self, action: Callable[[], None]) -> None:
+        """Do something in the thread of the loop, then what follows from it."""
+
+        def act() -> None:
+            action()
+            self._carry_out()
+
+        self._loop.call_soon(act)
+
+    # In the thread of the loop
+
+    def _tick(self) -> None:
+        self._loop.call_later(self._liveness.timing.tick_s, self._tick)
+        self._liveness.tick(time.monotonic())
+        self._carry_out()
+
+    def _on_message(self, sender: int, data: bytes) -> None:
+        message = from_bytes(data, self.workers)
+        if message is None:
+            self._refusals.refuse(f"a message of worker {sender}", f"refused a message of worker {sender}")
+            return
+        self._liveness.receive(sender, message, time.monotonic())
+        self._carry_out()
+        for rank in {record.rank for record in message.records} - {self.rank}:
+            known = self._liveness.record(rank)
+            # Where a dead one was is no news: another process of it may have published its address.
+            if known is not None and rank not in self.lost:
+                self._addresses.note(rank, known.address)
+
+    def _on_refused(self, rank: int, address: Address) -> None:
+        self._liveness.refused(rank, address, time.monotonic())
+        self._carry_out()
+
+    def _find(self, rank: int, process: int, address: Address) -> None:
+        """Take an address from the board, unless the worker itself says where it is."""
+        record = self._liveness.record(rank)
+        if record is None or rank in self.lost or process > record.process:
+            self._addresses.note(rank, address)
+            self._messenger.set_address(rank, address)
+            self._liveness.found(rank, process, address, time.monotonic())
+
+    def _carry_out(self) -> None:
+        actions, self._liveness.actions = self._liveness.actions, []
+        for action in actions:
+            if isinstance(action, Send):
+                self._send(action)
+            else:
+                lost = {action.rank}
+                self.lost = self.lost | lost if action.change == Change.DIED else self.lost - lost
+                self._notices.append(action)
+                if action.change == Change.DIED:
+                    # What was sent there may be on its way for long, even once it can be reached again.
+                    self._messenger.disconnect(action.rank)
+
+    def _send(self, action: Send) -> None:
+        if not self._started:
+            return
+        record = self._liveness.record(action.rank)
+        if record is not None and action.rank not in self.lost:
+            self._messenger.set_address(action.rank, record.address)
+        self._messenger.send(action.rank, to_bytes(*action.message))
+
+
+def _read_stage(value: bytes | None) -> tuple[Stage, int] | None:
+    """Return the stage that a worker has published, and its process."""
+    match = re.fullmatch(rb"([012]) ([0-9]{1,19})", value or b"")
+    return None if match is None else (Stage(int(match[1])), int(match[2]))
+
+
+class HeartbeatThread:
+    """A daemon thread that beats, and calls ``poll`` after every heartbeat and ``watch`` also between two of them."""
+
+    def __init__(
+        self,
+        heartbeats: Heartbeats,
+        poll: Callable[[], None] = lambda: None,
+        watch: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.heartbeats, self._poll, self._watch = heartbeats, poll, watch
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="gossamer-heartbeat", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        while not self._closed.is_set():
+            # A store or a connection that fails now is tried again at the next heartbeat.
+            with contextlib.suppress(RuntimeError):
+                self.heartbeats.beat()
+                self._poll()
+            for _ in range(WATCHES_PER_HEARTBEAT):
+                if self._closed.wait(HEARTBEAT_INTERVAL_S / WATCHES_PER_HEARTBEAT):
+                    break
+                with contextlib.suppress(RuntimeError):
+                    self._watch()
+
+    def close(self, timeout_s: float = 2 * HEARTBEAT_INTERVAL_S + 1) -> None:
+        """Stop after the heartbeat in progress; wait for it at most ``timeout_s``."""
+        self._closed.set()
+        self._thread.join(timeout_s)

@@ -1,0 +1,104 @@
+"""What workers tell each other about themselves, and how it travels: a fixed binary form, read strictly."""
+
+from __future__ import annotations
+
+import math
+import re
+import struct
+from collections.abc import Iterable
+from enum import IntEnum
+from typing import NamedTuple
+
+from gossamer.process.net.connection import Address
+
+NUM_REQUESTS = 3
+"""Memberships of a worker: for training, for averages that a user asks for, for the final average."""
+
+
+class Stage(IntEnum):
+    """How far a process is; it never goes back."""
+
+    TRAINING = 0
+    DONE = 1
+    """It trains no more."""
+    LEFT = 2
+    """It has the final average and closes."""
+
+
+class Record(NamedTuple):
+    """What a worker says about itself. Only the worker itself changes it; others pass it on."""
+
+    rank: int
+    process: int
+    """A process that is started again in the place of another has a higher number."""
+    heartbeats: int
+    """Heartbeats and changes so far: of two records of a process the one with the higher count is newer."""
+    stage: Stage
+    steps: int
+    busy_s: float
+    """Time of these steps without waits for other workers."""
+    requests: tuple[int, ...]
+    """The newest generation of each membership that this worker knows to be requested."""
+    address: Address
+    """Where it listens."""
+
+    def is_newer_than(self, other: Record | None) -> bool:
+        return other is None or (self.process, self.heartbeats) > (other.process, other.heartbeats)
+
+
+class Kind(IntEnum):
+    GOSSIP = 0
+    PING = 1
+    """Asks for an answer at once."""
+    PONG = 2
+
+
+class Message(NamedTuple):
+    kind: Kind
+    records: tuple[Record, ...]
+    """The sender's own comes first."""
+
+
+_HEADER = struct.Struct("<BH")
+_RECORD = struct.Struct(f"<HQIBQd{NUM_REQUESTS}QHB")
+
+
+def to_bytes(kind: Kind, records: Iterable[Record]) -> bytes:
+    parts, number = [b""], 0
+    for record in records:
+        host = record.address[0].encode("ascii")
+        numbers = (record.rank, record.process, record.heartbeats, record.stage, record.steps, record.busy_s)
+        parts += [_RECORD.pack(*numbers, *record.requests, record.address[1], len(host)), host]
+        number += 1
+    parts[0] = _HEADER.pack(kind, number)
+    return b"".join(parts)
+
+
+def from_bytes(data: bytes, workers: int) -> Message | None:
+    """Return the message; None if that is none of a run with so many workers."""
+    try:
+        kind, number = _HEADER.unpack_from(data)
+        at, records = _HEADER.size, []
+        for _ in range(number):
+            fields = _RECORD.unpack_from(data, at)
+            at += _RECORD.size
+            host = data[at : at + fields[-1]]
+            at += fields[-1]
+            records.append(_checked(fields, host, workers))
+        if at != len(data) or not records:
+            return None
+        return Message(Kind(kind), tuple(records))
+    except (struct.error, ValueError):
+        return None
+
+
+def _checked(fields: tuple[int | float, ...], host: bytes, workers: int) -> Record:
+    """Return a record. ValueError if a field is none that a worker sends."""
+    rank, process, count, stage, steps, busy_s, *rest = fields
+    requests, port = rest[:NUM_REQUESTS], int(rest[NUM_REQUESTS])
+    if rank >= workers or port == 0 or not math.isfinite(busy_s) or not re.fullmatch(rb"[0-9A-Za-z.:%_-]{1,255}", host):
+        raise ValueError("no record of a worker")
+    address = (host.decode(), port)
+    return Record(
+        int(rank), int(process), int(count), Stage(int(stage)), int(steps), busy_s, tuple(map(int, requests)), address
+    )

@@ -1,0 +1,77 @@
+"""A simulated network that loses, delays and reorders messages, and whose links are cut one way or both."""
+
+from __future__ import annotations
+
+import heapq
+import random
+from collections.abc import Callable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class LinkQuality:
+    min_delay_s: float = 0.0005
+    max_delay_s: float = 0.005
+    loss: float = 0.0
+
+
+class EventQueue:
+    """Events in order of time; those of one time in the order in which they were added."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+        self._heap: list[tuple[float, int, Callable[[], None]]] = []
+        self._num_added = 0
+
+    def at(self, time: float, event: Callable[[], None]) -> None:
+        self._num_added += 1
+        heapq.heappush(self._heap, (max(time, self.now), self._num_added, event))
+
+    def run_until(self, time: float) -> None:
+        heap = self._heap
+        while heap and heap[0][0] <= time:
+            self.now, _, event = heapq.heappop(heap)
+            event()
+        self.now = time
+
+
+class Network:
+    """Which links work. ``down``: pairs (from, to)."""
+
+    def __init__(self, workers: int, quality: LinkQuality, rng: random.Random, queue: EventQueue) -> None:
+        self.workers, self.quality, self._rng, self._queue = workers, quality, rng, queue
+        self.down: set[tuple[int, int]] = set()
+        self.num_messages = 0
+
+    def send(self, sender: int, receiver: int, deliver: Callable[[], None]) -> None:
+        self.num_messages += 1
+        quality, rng = self.quality, self._rng
+        if (sender, receiver) in self.down or (quality.loss and rng.random() < quality.loss):
+            return
+        spread_s = quality.max_delay_s - quality.min_delay_s
+        self._queue.at(self._queue.now + quality.min_delay_s + spread_s * rng.random() ** 2, deliver)
+
+    def cut(self, sender: int, receiver: int) -> None:
+        """Cut one direction of a link."""
+        self.down.add((sender, receiver))
+
+    def separate(self, side: set[int]) -> None:
+        """Cut all links between ``side`` and the rest."""
+        for one in side:
+            for other in range(self.workers):
+                if other not in side:
+                    self.down |= {(one, other), (other, one)}
+
+    def heal(self) -> None:
+        self.down.clear()
+
+    def reachable(self, start: int, ranks: set[int]) -> set[int]:
+        """Return those of ``ranks`` whose messages get to ``start``, directly or passed on by others of them."""
+        reached, todo = {start}, [start]
+        while todo:
+            receiver = todo.pop()
+            for sender in ranks - reached:
+                if (sender, receiver) not in self.down:
+                    reached.add(sender)
+                    todo.append(sender)
+        return reached

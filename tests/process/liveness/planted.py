@@ -1,0 +1,78 @@
+"""Bugs of the protocol, put in one by one: the histories have to find each of them."""
+
+from gossamer.process.liveness.liveness import Liveness
+from gossamer.process.liveness.records import Kind
+
+
+class OnlyWhatOneHearsItselfCounts(Liveness):
+    """Nobody passes on what it has heard: two workers that cannot reach each other take each other for dead."""
+
+    def _send(self, rank, kind):
+        super()._send(rank, kind)
+        last = self.actions[-1]
+        self.actions[-1] = last._replace(message=last.message._replace(records=(self.own,)))
+
+
+class ItsOwnPauseCounts(Liveness):
+    """A process that was stopped takes all others for silent, since it heard nothing."""
+
+    def _forgive(self, late_s, now):
+        pass
+
+
+class AnyRecordIsNew(Liveness):
+    """An old record that somebody passes on counts as a heartbeat: the dead live on in what is said of them."""
+
+    def _learn(self, record, sender, now):
+        if record.rank != self.own.rank and self.peers[record.rank].record is not None:
+            self.peers[record.rank].moved_at = now
+        return super()._learn(record, sender, now)
+
+
+class TheDeadAreNotLookedFor(Liveness):
+    """Both sides of a partition forget each other."""
+
+    def _send(self, rank, kind):
+        if not (kind == Kind.PING and self.peers[rank].dead):
+            super()._send(rank, kind)
+
+
+class TheSilentAreNotAsked(Liveness):
+    """Whoever answers late is dead: a busy process, whose counter stands still for a while."""
+
+    def _is_dead(self, peer, now):
+        return super()._is_dead(peer, now) or (peer.record is not None and now - peer.moved_at > self.timing.suspect_s)
+
+
+class WhoAnswersLives(Liveness):
+    """A process that hangs and still answers is waited for without an end."""
+
+    def _is_dead(self, peer, now):
+        return super()._is_dead(peer, now) and now - peer.answered_at > self.timing.dead_s
+
+
+class HalfAMinuteOfPatience(Liveness):
+    """Silence is death only after half a minute."""
+
+    def _is_dead(self, peer, now):
+        return super()._is_dead(peer, now) and (peer.refused_at > peer.moved_at or now - peer.moved_at > 30.0)
+
+
+class NumbersAreNotRaised(Liveness):
+    """A process whose clock is behind that of the one before it stays unheard."""
+
+    def _learn(self, record, sender, now):
+        return record.rank != self.own.rank and super()._learn(record, sender, now)
+
+
+class RequestsAreForgotten(Liveness):
+    """A request travels to the neighbours only, and never again."""
+
+    def _learn(self, record, sender, now):
+        if record.rank != sender and record.rank != self.own.rank:
+            known = self.peers[record.rank].record
+            record = record._replace(requests=known.requests if known else (0, 0, 0))
+        return super()._learn(record, sender, now)
+
+
+BUGS = {bug.__name__: bug for bug in Liveness.__subclasses__()}

@@ -1,0 +1,132 @@
+"""Histories of the liveness protocol: the invariants hold, planted bugs are found, and a loss is noticed fast."""
+
+import pytest
+from planted import BUGS
+
+from gossamer.process.liveness.liveness import Liveness, Timing, first_record
+from gossamer.process.liveness.records import Kind, Message, Record, Stage, from_bytes, to_bytes
+from gossamer.testing.histories import __main__ as command
+from gossamer.testing.histories.history import run_history
+from gossamer.testing.histories.network import LinkQuality
+from gossamer.testing.histories.world import World
+
+NUM_HISTORIES = 600
+NUM_PARTS = 4
+MAX_UNTIL_FOUND = 10_000
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("part", range(NUM_PARTS))
+def test_invariants_hold_in_all_histories(part):
+    found = []
+    for seed in range(part, NUM_HISTORIES, NUM_PARTS):
+        result = run_history(seed)
+        if result.violation is not None:
+            found.append(f"seed {seed}: {result.violation}")
+    assert not found, "\n".join(found)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("name", BUGS)
+def test_planted_bugs_are_found(name):
+    for seed in range(MAX_UNTIL_FOUND):
+        if run_history(seed, BUGS[name]).violation is not None:
+            return
+    raise AssertionError(f"{name} was not found in {MAX_UNTIL_FOUND} histories")
+
+
+def test_a_history_is_the_same_each_time():
+    lines = [[], []]
+    for log in lines:
+        run_history(31, log=log.append)
+    assert lines[0] == lines[1]
+    assert len(lines[0]) > 5
+
+
+def test_the_command_prints_a_history(capsys):
+    assert command.main(["--seed", "31"]) == 0
+    printed = capsys.readouterr().out
+    assert "worker 0 starts" in printed
+    assert printed.endswith("all invariants hold\n")
+
+
+@pytest.mark.timeout(300)
+def test_64_workers_know_of_a_death_within_two_seconds_and_of_news_within_milliseconds():
+    world = World(3, 64, LinkQuality(min_delay_s=0.001, max_delay_s=0.001), timing=Timing())
+    for rank in range(64):
+        world.start(rank)
+    world.queue.run_until(3.0)
+    world.request(11, 7)
+    world.queue.run_until(world.now + 0.03)
+    assert {process.machine.requested(0) for process in world.processes.values()} == {7}
+    assert not any(process.said for process in world.processes.values())
+    before = world.network.num_messages
+    world.queue.run_until(world.now + 1.0)
+    # Four neighbours, five times a second, and no more.
+    assert world.network.num_messages - before < 64 * 4 * 6
+    world.crash(42)
+    # The last heartbeats travel on for a while.
+    world.queue.run_until(world.now + 2.0)
+    assert {process.machine.dead(42) for process in world.processes.values()} == {True}
+    assert all(list(process.said) == [42] for process in world.processes.values())
+
+
+OWN = Record(1, 5, 9, Stage.DONE, 123, 4.5, (1, 2, 3), ("127.0.0.1", 4711))
+
+
+def test_messages_travel_as_they_are():
+    other = OWN._replace(rank=0, address=("fe80::1%eth0", 1))
+    data = to_bytes(Kind.PING, [OWN, other])
+    assert from_bytes(data, 2) == Message(Kind.PING, (OWN, other))
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\x00",
+        b"\xff" * 200,
+        to_bytes(Kind.GOSSIP, []),
+        to_bytes(Kind.GOSSIP, [OWN])[:-1],
+        to_bytes(Kind.GOSSIP, [OWN]) + b"x",
+        to_bytes(Kind.GOSSIP, [OWN._replace(rank=2)]),
+        to_bytes(Kind.GOSSIP, [OWN._replace(busy_s=float("nan"))]),
+        to_bytes(Kind.GOSSIP, [OWN._replace(address=("a b", 1))]),
+        to_bytes(Kind.GOSSIP, [OWN._replace(address=("a", 0))]),
+        to_bytes(7, [OWN]),
+        to_bytes(Kind.GOSSIP, [OWN._replace(stage=9)]),
+    ],
+)
+def test_what_is_no_message_is_refused(data):
+    assert from_bytes(data, 2) is None
+
+
+def test_a_worker_that_has_only_published_its_address_can_be_dead():
+    machine = Liveness(first_record(0, 1, ("a", 1)), 3, 0.0)
+    machine.found(1, 7, ("b", 1), 0.0)
+    machine.refused(1, ("b", 1), 0.1)
+    machine.tick(0.6)
+    assert machine.dead(1)
+    # What another worker has heard of it may be older than its death.
+    two, one = first_record(2, 1, ("c", 1)), first_record(1, 7, ("b", 1))._replace(heartbeats=50)
+    machine.receive(2, Message(Kind.GOSSIP, (two, one)), 0.7)
+    assert machine.dead(1)
+    machine.found(1, 8, ("b", 2), 0.8)
+    assert not machine.dead(1)
+
+
+def test_what_was_under_way_when_a_worker_died_does_not_revive_it():
+    machine = Liveness(first_record(0, 1, ("a", 1)), 3, 0.0)
+    two = first_record(2, 1, ("c", 1))._replace(heartbeats=50)
+    one = first_record(1, 1, ("b", 1))
+    machine.receive(2, Message(Kind.GOSSIP, (two,)), 0.0)
+    machine.refused(2, ("c", 1), 0.1)
+    assert not machine.dead(2)
+    machine.tick(0.6)
+    assert machine.dead(2)
+    late = two._replace(heartbeats=52)
+    machine.receive(1, Message(Kind.GOSSIP, (one, late)), 0.7)
+    assert machine.dead(2)
+    alive = two._replace(heartbeats=60)
+    machine.receive(1, Message(Kind.GOSSIP, (one._replace(heartbeats=1), alive)), 0.8)
+    assert not machine.dead(2)
