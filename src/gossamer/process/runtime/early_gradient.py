@@ -41,8 +41,13 @@ MAX_PAUSE = 1 << 10
 
 
 def make_early_gradient(state: WorkerState, groups: Groups, topic: str) -> EarlyGradient | None:
-    """Return what sends the gradients of this worker early; None if they are a single bucket."""
+    """Return what sends the gradients of this worker early; None if they are a single bucket or on a GPU.
+
+    On a GPU every bucket would have to be copied to the host beside the backward pass.
+    """
     flat = state.flat_model.flat
+    if state.flat_model.device.type != "cpu":
+        return None
     buckets = divide([part.end for part in flat.parts], BUCKET_BYTES // flat.dtype.itemsize)
     return EarlyGradient(state, groups, topic, buckets) if len(buckets) > 1 else None
 
@@ -52,10 +57,10 @@ class EarlyGradient:
 
     def __init__(self, state: WorkerState, groups: Groups, topic: str, buckets: list[Bucket]) -> None:
         self.state, self.groups, self.topic = state, groups, topic
-        self._flat_model, self._staging, self._buckets = state.flat_model, state.staging, buckets
+        self._flat_model, self._buckets = state.flat_model, buckets
         flat = self._flat_model.flat
         self.channel = f"{ASYNC} {topic}"
-        self.buffer = self._staging.host_buffer(f"{FOREGROUND} {topic} mean", self._flat_model.x, flat.size + TAIL)
+        self.buffer = state.staging.host_buffer(f"{FOREGROUND} {topic} mean", self._flat_model.x, flat.size + TAIL)
         """Memory for the mean and what travels along with it; the mean as a whole uses it too."""
         self._mean = BucketMean(groups, self.channel, self.buffer)
         self._layout = f"{flat.size} {str(flat.dtype).removeprefix('torch.')}"
@@ -125,8 +130,7 @@ class EarlyGradient:
             if not self._holds:
                 return
             self._packed.add(index)
-            with self._staging.in_backward(self._flat_model.parameters[index].grad):
-                self._flat_model.pack_gradient(index)
+            self._flat_model.pack_gradient(index)
             while len(self._sent) < len(self._buckets) - 1 and self._is_complete(len(self._sent)):
                 self._send()
 
@@ -141,8 +145,7 @@ class EarlyGradient:
         gradient = self._flat_model.gradient_buffer()[bucket.start : bucket.end]
 
         def send() -> bool:
-            sent = self._staging.to_host(gradient, f"{self.channel} {bucket.start}", after_training=False)
-            holds_everywhere = self._mean.send(of, call, sent, bucket, holds, generation)
+            holds_everywhere = self._mean.send(of, call, gradient, bucket, holds, generation)
             return holds_everywhere and is_finite(self._mean.mean[bucket.start : bucket.end])
 
         self._sent.append(self._executor.submit(send))
@@ -156,7 +159,6 @@ class EarlyGradient:
         """Copy the gradients that were not sent, and compare those that were with what they are now."""
         if not self.active:
             return
-        self._staging.join_copies()
         num_parameters = len(self._flat_model.parameters)
         sent_from = self._buckets[len(self._sent) - 1].first if self._sent else num_parameters
         self._holds = self._holds and self._flat_model.are_packed(range(sent_from, num_parameters))
@@ -184,7 +186,6 @@ class EarlyGradient:
         Raises StepRetry if the membership was rebuilt.
         """
         of, completed = self.groups.train, False
-        self._staging.order_after_training()
         while len(self._sent) < len(self._buckets):
             self._send()
         of.waits.begin(FOREGROUND, self._call(), of.members_of(None))
@@ -199,7 +200,7 @@ class EarlyGradient:
             of.waits.end(FOREGROUND, completed)
         if all(results):
             self._pause //= 2
-            return self._staging.to_device(self._mean.mean), self._mean.num_members
+            return self._mean.mean, self._mean.num_members
         self._pause = min(2 * self._pause + 1, MAX_PAUSE)
         self._resume_at = self.state.worker.step + 1 + self._pause
         return None, self._mean.num_members

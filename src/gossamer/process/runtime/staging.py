@@ -58,37 +58,12 @@ class Staging:
                 self._buffers[key] = memory.zeros(length, like.dtype, like.device)
         return self._buffers[key]
 
-    @contextlib.contextmanager
-    def in_backward(self, gradient: Tensor | None) -> Iterator[None]:
-        """Queue copies of ``gradient`` in this block beside the backward pass; its copy to the host follows them."""
-        if not self._cuda or gradient is None:
-            yield
-            return
-        self._copy_stream.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(self._copy_stream):
-            yield
-        gradient.record_stream(self._copy_stream)
-
-    def join_copies(self) -> None:
-        """Let the training stream wait for what was copied beside it."""
-        if self._cuda:
-            self._training_stream.wait_stream(self._copy_stream)
-
-    def order_after_training(self) -> None:
-        """Let copies wait for what the training has queued so far."""
-        if self._cuda:
-            self._copy_stream.wait_stream(self._training_stream)
-
-    def to_host(self, tensor: Tensor, name: str, after_training: bool = True) -> Tensor:
-        """Return ``tensor`` in host memory: itself, or a copy in the buffer called ``name``.
-
-        ``after_training``: as the training has left it, with all that it has queued so far.
-        """
+    def to_host(self, tensor: Tensor, name: str) -> Tensor:
+        """Return ``tensor`` in host memory: itself, or a copy in the buffer called ``name``."""
         if tensor.device.type != "cuda":
             return tensor
         buffer = self.host_buffer(name, tensor)
-        if after_training:
-            self.order_after_training()
+        self._copy_stream.wait_stream(self._training_stream)
         with torch.cuda.stream(self._copy_stream):
             buffer.copy_(tensor, non_blocking=True)
         self._copy_stream.record_event().synchronize()
