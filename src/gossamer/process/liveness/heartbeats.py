@@ -74,6 +74,8 @@ class Heartbeats:
         self._do(lambda: self._liveness.beat(steps, busy_s))
         if not self._started:
             self._started = True
+            # Which process listens at our address: the others look for it.
+            self._publish(self._liveness.own.stage)
             self._do(self._tick)
         now = time.monotonic()
         if now - self._board_read_at > BOARD_INTERVAL_S:
