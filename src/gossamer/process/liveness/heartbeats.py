@@ -53,6 +53,8 @@ class Heartbeats:
             store.listener, store.identity, self._on_message, self._on_refused, about=store.prefix.encode()[-256:]
         )
         self._started = False
+        self._published = False
+        """Which process listens at our address is on the board: the others look for it."""
         self._board: dict[int, tuple[Stage, int]] = {}
         """The stage that each worker has published, and by which process."""
         self._board_read_at = float("-inf")
@@ -74,15 +76,13 @@ class Heartbeats:
         self._do(lambda: self._liveness.beat(steps, busy_s))
         if not self._started:
             self._started = True
-            # Which process listens at our address: the others look for it.
-            self._publish(self._liveness.own.stage)
             self._do(self._tick)
         now = time.monotonic()
         if now - self._board_read_at > BOARD_INTERVAL_S:
             self._board_read_at = now
             self._read_board()
-            if self._liveness.own.stage > Stage.TRAINING:
-                # Again and again: the store may be another one by now.
+            if not self._published or self._liveness.own.stage > Stage.TRAINING:
+                # Again and again at the end: the store may be another one by now.
                 self._publish(self._liveness.own.stage)
         self._say_notices()
 
@@ -103,6 +103,7 @@ class Heartbeats:
         # For those that come later, and those that no message reaches in time.
         own = self._liveness.own
         self.store.set(f"done/{self.rank}", f"{max(stage, own.stage):d} {own.process}")
+        self._published = True
 
     def request(self, membership: int, generation: int) -> None:
         """Tell the others that a generation of a membership is requested."""
