@@ -58,7 +58,10 @@ MAX_RECORDING_SHARE = 0.005
 
 
 class WriteThrottle:
-    """Limits how often a recording is written: the longer one write takes, the longer the pause. Use as ``with``."""
+    """Limits how often a recording is written: the more CPU one write takes, the longer the pause. Use as ``with``.
+
+    It counts CPU, not time: a write that had to wait for a busy machine must not put off the next one.
+    """
 
     def __init__(self) -> None:
         self._next = self._began = 0.0
@@ -68,11 +71,11 @@ class WriteThrottle:
         return time.monotonic() >= self._next
 
     def __enter__(self) -> None:
-        self._began = time.monotonic()
+        self._began = time.thread_time()
 
     def __exit__(self, *_: object) -> None:
-        ended = time.monotonic()
-        self._next = ended + max(MIN_RECORDING_INTERVAL_S, (ended - self._began) / MAX_RECORDING_SHARE)
+        busy_s = time.thread_time() - self._began
+        self._next = time.monotonic() + max(MIN_RECORDING_INTERVAL_S, busy_s / MAX_RECORDING_SHARE)
 
 
 class RunFolder:
