@@ -24,8 +24,8 @@ STOPPING_S = 0.02
 LINE_S = 1.0
 """Minimum time between two lines of a worker's metrics; long runs write them further apart."""
 
-LAST_S = 2.0
-"""How long the last status is tried to be published."""
+RETRY_S = 2.0
+"""How long a worker tries to publish its first and its last status."""
 
 
 class StatusReporter:
@@ -80,13 +80,13 @@ class StatusReporter:
 
     def publish_first(self) -> None:
         """Publish the status at once: a worker that dies in its first step has begun all the same."""
-        self._publish(LAST_S)
+        self._publish(RETRY_S)
 
     def publish_last(self, ended: bool = True) -> None:
         """Write and publish the last status; ``ended``: the worker has come to the end of the run."""
         self._write_line()
         self._write_recording(is_last=True, ended=ended)
-        self._publish(LAST_S)
+        self._publish(RETRY_S)
 
     def _publish(self, timeout_s: float = 0.0) -> None:
         self.status.events = [*map(str, self._swarm_events), *self.events]

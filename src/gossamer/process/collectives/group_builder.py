@@ -10,7 +10,7 @@ from typing import Any
 import torch.distributed as dist
 
 from gossamer.process.collectives import nccl
-from gossamer.process.collectives.group_connections import GroupConnections
+from gossamer.process.collectives.group_connections import HOPELESS_CHECK_S, GroupConnections
 from gossamer.process.collectives.peer_group import PeerGroup, Pending
 from gossamer.process.store.failover_store import FailoverStore
 
@@ -19,9 +19,6 @@ BUILD_TIMEOUT_S = 5.0
 
 FIRST_POLL_S, POLL_S = 0.002, 0.02
 """How often a worker asks the store whether others have come: first often, since most come at once, then less often."""
-
-HOPELESS_CHECK_S = 0.3
-"""How often a worker that waits for members checks whether they can still come."""
 
 
 class GroupBuilder:

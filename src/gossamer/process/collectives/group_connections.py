@@ -22,7 +22,7 @@ BUFFER_BYTES = 1 << 22
 other's turn on a busy machine."""
 
 HOPELESS_CHECK_S = 0.3
-"""How often it checks whether that member can still come: that costs store requests."""
+"""How often a worker that waits for members checks whether they can still come: that costs store requests."""
 
 MAX_PARKED = 1024
 """Connections that came before this worker knew their group; one more closes the oldest."""
