@@ -104,9 +104,8 @@ class _Supervisor:
             restarts[rank] += 1
             self._ended.remove(rank)
             self.workers.start(rank)
-            self._say(
-                f"worker {rank} died: {why}; it starts again ({restarts[rank]} of {self.max_restarts}), the others go on"
-            )
+            number = f"{restarts[rank]} of {self.max_restarts}"
+            self._say(f"worker {rank} died: {why}; it starts again ({number}), the others go on")
 
 
 def _stage(published: bytes | None) -> Stage | None:

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from multiprocessing import connection, forkserver, resource_tracker
@@ -48,10 +48,10 @@ Target = Callable[[RankInfo], int]
 """What a worker's process runs: takes its rank info, returns its exit code. Must be picklable."""
 
 
-def warm_up(module: str = "gossamer.train.entrypoint") -> None:
-    """Start the fork server and let it load ``module``, which workers need, while this process goes on."""
+def warm_up(modules: Sequence[str] = ("gossamer.train.entrypoint",)) -> None:
+    """Start the fork server and let it load ``modules``, which workers need, while this process goes on."""
     # Optimizers load torch._dynamo when they are constructed.
-    FORK_SERVER.set_forkserver_preload([module, "torch._dynamo"])
+    FORK_SERVER.set_forkserver_preload([*modules, "torch._dynamo"])
     # Ctrl-C must not end the fork server while it loads; afterwards it ignores the signal by itself. What it needs is
     # started first, since that unblocks the signals.
     resource_tracker.ensure_running()

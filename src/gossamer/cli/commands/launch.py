@@ -23,7 +23,8 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     _check(parsed)
     logs = None if parsed.logs is None else Path(parsed.logs)
     script = Script(parsed.script, tuple(parsed.arguments), parsed.module, prints_to_stderr=parsed.json)
-    warm_up("gossamer.launch.script")
+    # What a script's first lines load.
+    warm_up(["gossamer.launch.script", "gossamer.api", "gossamer.process.runtime.swarm"])
     with counting_stop_signals() as signals:
         outcome = supervise(script, num_workers, max_restarts, logs, signals, _say)
     if parsed.json:
