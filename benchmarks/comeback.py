@@ -7,7 +7,8 @@
 Four workers train with steps of 100 ms. One gets SIGKILL, its process is started again at once, and what is measured is
 the time from that start until it has contributed: until a gradient that it computed has been averaged with others. The
 model is small: the workers share the cores of this machine, and the exchanges of a large one slow down the start of the
-new process. All contenders take turns; every figure is the median over the turns. Torchft runs in an environment of its
+new process. With ``gossamer launch``, which starts the dead worker again itself, the time begins with the SIGKILL.
+All contenders take turns; every figure is the median over the turns. Torchft runs in an environment of its
 own, which is made under build/. ``benchmarks/README.md`` keeps the results.
 """
 
@@ -18,6 +19,7 @@ import contextlib
 import json
 import os
 import platform
+import signal
 import statistics
 import sys
 import tempfile
@@ -30,7 +32,7 @@ from typing import Any
 from environments import ROOT, TORCHFT, CannotInstall
 from tables import table
 from torchft_coordinator import DEFAULT, TUNED, TUNED_SYNCHRONOUS, TorchftSettings, lighthouse
-from worker_processes import Late, Worker, free_port, longest_step
+from worker_processes import POLL_S, Late, Reports, Worker, free_port, longest_step
 
 WORKER = Path(__file__).with_name("comeback_worker.py")
 WORKERS, KILLED = 4, 2
@@ -62,6 +64,8 @@ class Contender:
     """The checkout whose ``src`` is used; None: torchft."""
     label: str = ""
     torchft: TorchftSettings = DEFAULT
+    launched: bool = False
+    """By ``gossamer launch``, which starts a worker that dies again."""
 
 
 OURS = ("a2cid2", "gossip", "lasgd", "allreduce", "overlap")
@@ -75,6 +79,8 @@ THEIRS = (
 
 def measure(contender: Contender, torchft_python: Path | None, parameters: int) -> Turn:
     """Kill and restart one worker of a run; return the seconds to each stage of its new process."""
+    if contender.launched:
+        return measure_launched(contender, parameters)
     environment = {
         **os.environ,
         "OMP_NUM_THREADS": "1",
@@ -113,6 +119,37 @@ def measure(contender: Contender, torchft_python: Path | None, parameters: int) 
         back = start(KILLED, "back")
         back.wait_for("contributed", limit_s=LIMIT_S)
         times = {stage: back.times(stage)[0] - back.started for stage in COLUMNS}
+        survivors = [worker for rank, worker in enumerate(workers) if rank != KILLED]
+        return {**times, "pause": longest_step(survivors, killed_at)}
+
+
+def measure_launched(contender: Contender, parameters: int) -> Turn:
+    """Kill a worker that ``gossamer launch`` started; return the seconds from then to each stage of its new process."""
+    assert contender.source is not None
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(contender.source / "src")}
+    job_spec = {"contender": contender.name, "wait_s": WAIT_S, "parameters": parameters, "workers": WORKERS}
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="gossamer-comeback-")))
+        command = [sys.executable, "-m", "gossamer", "launch", "--workers", str(WORKERS), "--logs", str(folder)]
+        launcher = Worker([*command, str(WORKER), json.dumps(job_spec)], environment, folder, "launcher")
+        stack.callback(launcher.kill)
+        workers = [Reports(folder / f"{rank}.log") for rank in range(WORKERS)]
+
+        def wait_for(worker: Reports, at: str, count: int = 1, since: float = 0.0) -> None:
+            until = time.monotonic() + LIMIT_S
+            while not worker.reports_file.exists() or len(worker.times(at, since)) < count:
+                if launcher.ended() or time.monotonic() > until:
+                    raise Late(f"no {at}:\n{launcher.errors()}")
+                time.sleep(POLL_S)
+
+        for worker in workers:
+            wait_for(worker, "step", WARM_UP_STEPS)
+        killed = workers[KILLED]
+        (pid,) = [report["pid"] for report in killed.reports() if report["at"] == "main"]
+        killed_at = time.time()
+        os.kill(pid, signal.SIGKILL)
+        wait_for(killed, "contributed", since=killed_at)
+        times = {stage: killed.times(stage, killed_at)[0] - killed_at for stage in COLUMNS}
         survivors = [worker for rank, worker in enumerate(workers) if rank != KILLED]
         return {**times, "pause": longest_step(survivors, killed_at)}
 
@@ -179,6 +216,7 @@ def main() -> None:
             contenders.append(Contender(name, options.before.resolve(), f"`{name}` before"))
         if name in chosen:
             contenders.append(Contender(name, ROOT, f"`{name}`"))
+            contenders.append(Contender(name, ROOT, f"`{name}`, `gossamer launch`", launched=True))
     theirs = [contender for contender in THEIRS if contender.name in chosen]
     torchft_python = make_torchft(options.torchft) if theirs else None
     contenders += theirs if torchft_python is not None else []

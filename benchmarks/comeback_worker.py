@@ -10,6 +10,7 @@ import time
 began = time.time()
 
 import json  # noqa: E402
+import os  # noqa: E402
 import sys  # noqa: E402
 import threading  # noqa: E402
 from collections.abc import Callable  # noqa: E402
@@ -108,7 +109,7 @@ def build(job_spec: JobSpec) -> tuple[Any, Any]:
 def main() -> None:
     job_spec: JobSpec = json.loads(sys.argv[1])
     end_with_parent(LIMIT_S)
-    report("main", began)
+    report("main", began, pid=os.getpid())
     train = train_with_torchft if job_spec["contender"].startswith("torchft") else train_with_gossamer
     train(job_spec)
 

@@ -21,26 +21,34 @@ class Late(Exception):
     """A worker did not reach something in time."""
 
 
-class Worker:
-    """A process and the file to which it reports."""
+class Reports:
+    """What a worker has reported into a file, among other lines."""
 
-    def __init__(self, command: Sequence[str], environment: dict[str, str], folder: Path, name: str) -> None:
-        self.reports_file, self.errors_file = folder / f"{name}.jsonl", folder / f"{name}.log"
-        self.started = time.time()
-        with self.reports_file.open("w") as out, self.errors_file.open("w") as errors:
-            # A process group of its own: whatever a library has started is killed with the worker.
-            self.process = subprocess.Popen(command, stdout=out, stderr=errors, env=environment, start_new_session=True)
+    def __init__(self, file: Path) -> None:
+        self.reports_file = file
 
     def reports(self) -> list[dict[str, Any]]:
-        lines = self.reports_file.read_text().split("\n")[:-1]
-        return [json.loads(line) for line in lines]
+        lines = self.reports_file.read_text(errors="replace").split("\n")[:-1]
+        return [json.loads(line) for line in lines if line.startswith('{"at"')]
 
-    def times(self, at: str) -> list[float]:
-        return [report["time"] for report in self.reports() if report["at"] == at]
+    def times(self, at: str, since: float = 0.0) -> list[float]:
+        return [report["time"] for report in self.reports() if report["at"] == at and report["time"] >= since]
 
     def steps(self) -> list[float]:
         """When its steps ended; reports of steps begin with that word."""
         return [report["time"] for report in self.reports() if report["at"].startswith("step")]
+
+
+class Worker(Reports):
+    """A process and the file to which it reports."""
+
+    def __init__(self, command: Sequence[str], environment: dict[str, str], folder: Path, name: str) -> None:
+        super().__init__(folder / f"{name}.jsonl")
+        self.errors_file = folder / f"{name}.log"
+        self.started = time.time()
+        with self.reports_file.open("w") as out, self.errors_file.open("w") as errors:
+            # A process group of its own: whatever a library has started is killed with the worker.
+            self.process = subprocess.Popen(command, stdout=out, stderr=errors, env=environment, start_new_session=True)
 
     def ended(self) -> bool:
         return self.process.poll() is not None
@@ -64,7 +72,7 @@ class Worker:
         self.process.wait()
 
 
-def longest_step(workers: Iterable[Worker], since: float) -> float:
+def longest_step(workers: Iterable[Reports], since: float) -> float:
     """Return the longest time between two steps of one of the workers, from the last one before a time until now."""
     now = time.time()
     found = 0.0

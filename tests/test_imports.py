@@ -21,7 +21,7 @@ LAYERS = (
     | {"topology", "compress", "optim", "recording", "schedules", "user_file", "wire"},
     {"methods", "tasks"},
     {"virtual", "process", "config"},
-    {"plan", "report", "reproduce", "runs", "train", "api", "integrations", "testing"},
+    {"launch", "plan", "report", "reproduce", "runs", "train", "api", "integrations", "testing"},
     {"cli", "__main__", ""},
 )
 LAYER = {name: depth for depth, names in enumerate(LAYERS) for name in names}

@@ -202,3 +202,19 @@ def test_every_topology_is_in_the_list(gossamer):
     for name in topologies():
         assert f"\n{name} " in listed.out
     assert [row["topology"] for row in gossamer("topology", "--json").document["topologies"]] == list(topologies())
+
+
+def test_launch_says_what_is_wrong_before_it_starts_a_worker(gossamer, tmp_path, monkeypatch):
+    gossamer("launch", "train.py").refused("there is no file train.py: expected a Python script")
+    (tmp_path / "train.py").touch()
+    gossamer("launch", "--workers", "0", "train.py").refused("--workers", "0")
+    gossamer("launch", "--restarts", "many", "train.py").refused("--restarts", "many")
+    gossamer("launch", "--wokers", "2", "train.py").refused("unknown option --wokers: did you mean --workers?")
+    gossamer("launch").refused("SCRIPT")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    gossamer("launch", "train.py").refused("another launcher has started this process")
+
+
+def test_the_address_of_the_launchers_store_is_checked(monkeypatch):
+    monkeypatch.setenv("GOSSAMER_STORE", "somewhere")

@@ -9,8 +9,9 @@ import sys
 
 import pytest
 
+from gossamer.errors import InputError
 from gossamer.process.store import rank_info
-from gossamer.process.store.rank_info import free_port
+from gossamer.process.store.rank_info import find_rank_info, free_port
 
 
 def test_a_free_port_can_be_listened_on() -> None:
@@ -35,3 +36,9 @@ def test_claims_do_not_pile_up() -> None:
     for _ in range(2 * rank_info._MAX_PORT_LOCKS):
         free_port()
     assert len(rank_info._port_locks) == rank_info._MAX_PORT_LOCKS
+
+
+def test_the_address_of_the_launchers_store_is_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GOSSAMER_STORE", "somewhere")
+    with pytest.raises(InputError, match=r"GOSSAMER_STORE is 'somewhere': expected HOST:PORT"):
+        find_rank_info()

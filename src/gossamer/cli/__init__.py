@@ -16,6 +16,7 @@ from gossamer.errors import InputError, unknown
 COMMANDS = {
     "simulate": "Train on any number of virtual workers: real gradients, simulated time.",
     "train": "Train with real workers: processes started here, or by torchrun on any number of machines.",
+    "launch": "Run your own script in several workers of this machine, and start those that die again.",
     "report": "Turn runs into one page: learning curves, consensus, workers, traffic; several runs are compared.",
     "watch": "Serve the report of a run in progress on this machine; the page refreshes itself.",
     "probe": "Measure this cluster with real workers, and write the results into a cluster file.",

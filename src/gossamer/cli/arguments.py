@@ -19,6 +19,8 @@ from gossamer.tasks import TaskConfig
 PROBE_OUT = "cluster.toml"
 PROBE_SECONDS = 60.0
 PLAN_BUDGET = "2min"
+LAUNCH_WORKERS = 4
+LAUNCH_RESTARTS = 3
 PLAN_ROWS = 12
 """Rows of the planner's table, unless --top is given."""
 
@@ -94,6 +96,22 @@ def _add_tls(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--tls-cert", metavar="FILE", help="the certificate of the workers, as a PEM file")
     group.add_argument("--tls-key", metavar="FILE", help="its private key, without a passphrase")
     group.add_argument("--tls-ca", metavar="FILE", help="the certificate of the authority that signed all of them")
+
+
+def _add_launch_options(parser: argparse.ArgumentParser) -> None:
+    add = parser.add_argument
+    add("--workers", metavar="N", default=str(LAUNCH_WORKERS), help=f"number of workers (default: {LAUNCH_WORKERS})")
+    add(
+        "--restarts",
+        metavar="N",
+        default=str(LAUNCH_RESTARTS),
+        help=f"how often a worker that dies is started again (default: {LAUNCH_RESTARTS})",
+    )
+    add("--logs", metavar="DIR", help="write what worker N prints into DIR/N.log (default: it is printed here)")
+    add("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as for python -m")
+    add("--json", action="store_true", help="print one JSON document; what workers print goes to standard error")
+    add("script", metavar="SCRIPT", help="the Python file to run; it calls gossamer.join")
+    add("arguments", nargs=argparse.REMAINDER, metavar="...", help="arguments of the script")
 
 
 def _add_report_options(parser: argparse.ArgumentParser) -> None:
@@ -235,6 +253,7 @@ RUN_OPTIONS = {"simulate": _add_simulate_options, "train": _add_train_options, "
 """Commands with the settings of a run."""
 
 OPTIONS = {
+    "launch": _add_launch_options,
     "report": _add_report_options,
     "watch": _add_watch_options,
     "plan": _add_plan_options,

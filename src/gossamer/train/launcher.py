@@ -13,10 +13,10 @@ import signal
 import sys
 import time
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from multiprocessing import forkserver
+from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 
@@ -48,20 +48,28 @@ Target = Callable[[RankInfo], int]
 """What a worker's process runs: takes its rank info, returns its exit code. Must be picklable."""
 
 
-def warm_up() -> None:
-    """Start the fork server and let it load what workers need, while this process goes on."""
+def warm_up(modules: Sequence[str] = ("gossamer.train.entrypoint",)) -> None:
+    """Start the fork server and let it load ``modules``, which workers need, while this process goes on."""
     # Optimizers load torch._dynamo when they are constructed.
-    FORK_SERVER.set_forkserver_preload(["gossamer.train.entrypoint", "torch._dynamo"])
-    forkserver.ensure_running()
+    FORK_SERVER.set_forkserver_preload([*modules, "torch._dynamo"])
+    # Ctrl-C must not end the fork server while it loads; afterwards it ignores the signal by itself. What it needs is
+    # started first, since that unblocks the signals.
+    resource_tracker.ensure_running()
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
 
 
 class LocalStore:
     """The store of all runs of one command, hosted by this process."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str | None = None) -> None:
+        """``name``: what the workers present as the name of the run; None: one that nobody else has."""
         self._tls = find_tls_files()
         tls = None if self._tls is None else make_tls(self._tls)
-        self._identity = Identity(None, uuid.uuid4().hex, find_secret() or make_secret(), tls=tls)
+        self._identity = Identity(None, name or uuid.uuid4().hex, find_secret() or make_secret(), tls=tls)
         try:
             self._store = HostedStore(HOST, 0, self._identity, logger.warning)
         except OSError as error:
@@ -122,6 +130,10 @@ class LocalWorkers:
         codes = {rank: process.exitcode for rank, process in self._processes.items()}
         return {rank: code for rank, code in codes.items() if code is not None}
 
+    def wait_for_end(self, timeout_s: float) -> None:
+        """Wait until one of the workers that run has ended, at most ``timeout_s``."""
+        connection.wait([process.sentinel for process in self._running()], timeout_s)
+
     def wait(self, grace_s: float) -> int:
         """Wait until all workers have ended, ``grace_s`` after the first failure; return the worst exit code."""
         failed_at: float | None = None
@@ -161,6 +173,8 @@ class LocalWorkers:
 
 def _worker_main(target: Target, rank_info: RankInfo, log: str | None) -> None:
     """Run ``target`` in a forked process, in the environment that torchrun would give it."""
+    # The fork server has blocked them (``warm_up``).
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
     os.environ.update(
         RANK=str(rank_info.rank),
         LOCAL_RANK=str(rank_info.rank),

@@ -24,6 +24,9 @@ from gossamer.process.store.home_store import Home, Host
 START_TIMEOUT_S = 300.0
 """How long a worker waits for the others to start."""
 
+LAUNCHER_STORE = "GOSSAMER_STORE"
+"""The variable in which ``gossamer launch`` tells its workers where the store is that it hosts: HOST:PORT."""
+
 _num_joins = itertools.count()
 """A process may join several times, with several models or one after the other; all workers join in the same order."""
 
@@ -99,12 +102,21 @@ def find_rank_info(tls: TlsFiles | None = None) -> RankInfo:
         raise InputError("MASTER_ADDR and MASTER_PORT are not set: start the workers with torchrun, or set them")
     host = env.get("MASTER_ADDR", "127.0.0.1")
     port = _env_int("MASTER_PORT") if "MASTER_PORT" in env else free_port()
-    run = f"{env.get('TORCHELASTIC_RUN_ID', 'run')}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
+    run = run_name()
     # Torchrun's agent, or rank 0 of the user's process group, has a store of torch at this address.
     taken = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or (dist.is_available() and dist.is_initialized())
     store_host = Host.RANK_0_ANYWHERE if taken and workers > 1 else Host.RANK_0
+    if LAUNCHER_STORE in env:
+        host, port = _launcher_store()
+        store_host = Host.LAUNCHER
     prefix = f"gossamer/{run}/{next(_num_joins)}/"
     return RankInfo(rank, workers, host, port, prefix, run, find_secret(), store_host, tls or find_tls_files())
+
+
+def run_name() -> str:
+    """Return the name of the run that this process is part of."""
+    env = os.environ
+    return f"{env.get('TORCHELASTIC_RUN_ID', 'run')}/{env.get('TORCHELASTIC_RESTART_COUNT', '0')}"
 
 
 def started_rank_info() -> RankInfo | None:
@@ -113,6 +125,14 @@ def started_rank_info() -> RankInfo | None:
     if {"RANK", "WORLD_SIZE"} <= env.keys() or env.get("SLURM_NTASKS", "1") != "1":
         return find_rank_info()
     return None
+
+
+def _launcher_store() -> tuple[str, int]:
+    host, _, port = os.environ[LAUNCHER_STORE].rpartition(":")
+    if not host or not port.isdecimal():
+        given = os.environ[LAUNCHER_STORE]
+        raise InputError(f"{LAUNCHER_STORE} is {given!r}: expected HOST:PORT, as gossamer launch sets it; unset it")
+    return host, int(port)
 
 
 def _env_int(name: str) -> int:
