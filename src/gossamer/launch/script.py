@@ -47,7 +47,8 @@ def run_script(script: Script, rank_info: RankInfo) -> int:
     sys.argv = [script.name, *script.arguments]
     sys.path.insert(0, os.getcwd() if script.is_module else str(Path(script.name).resolve().parent))
     code = _exit_code(script)
-    # A process of ``multiprocessing`` does not call what was registered for its end.
+    # A process of ``multiprocessing`` ends without what was registered for its end, which comes after its threads.
+    threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     return code
 
