@@ -6,6 +6,7 @@ Three lines belong to Gossamer: the import, the arguments of the Accelerator, an
 """
 
 import argparse
+from pathlib import Path
 
 import torch
 from accelerate.utils import set_seed
@@ -20,7 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--method", default="a2cid2")
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--out", default="runs/accelerate.pt")
+    parser.add_argument("--out", type=Path, default=Path("runs/accelerate.pt"))
     options = parser.parse_args()
 
     accelerator = Accelerator(
@@ -58,6 +59,7 @@ def main() -> None:
         accelerator.print(f"epoch {epoch}: accuracy {score.mean():.3f} on {len(score)} digits", flush=True)
 
     accelerator.finish()  # now all workers hold the same, averaged model
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     accelerator.save(accelerator.unwrap_model(model).state_dict(), options.out)
     metrics = accelerator.swarm.metrics()
     weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
