@@ -69,10 +69,20 @@ class RequestsAreForgotten(Liveness):
     """A request travels to the neighbours only, and never again."""
 
     def _learn(self, record, sender, now):
-        if record.rank != sender and record.rank != self.own.rank:
-            known = self.peers[record.rank].record
-            record = record._replace(requests=known.requests if known else (0, 0, 0))
-        return super()._learn(record, sender, now)
+        if record.rank == sender:
+            self._raise_requests(record.requests)
+        return super()._learn(record._replace(requests=(0, 0, 0)), sender, now)
+
+    def _send(self, rank, kind):
+        requests, self.own = self.own.requests, self.own._replace(requests=self.asked)
+        super()._send(rank, kind)
+        self.own = self.own._replace(requests=requests)
+
+    asked = (0, 0, 0)
+
+    def request(self, membership, number):
+        self.asked = tuple(number if at == membership else asked for at, asked in enumerate(self.asked))
+        super().request(membership, number)
 
 
 BUGS = {bug.__name__: bug for bug in Liveness.__subclasses__()}

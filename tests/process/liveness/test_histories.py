@@ -58,7 +58,7 @@ def test_64_workers_know_of_a_death_within_two_seconds_and_of_news_within_millis
     world.queue.run_until(3.0)
     world.request(11, 7)
     world.queue.run_until(world.now + 0.03)
-    assert {process.machine.requested(0) for process in world.processes.values()} == {7}
+    assert {process.machine.own.requests[0] for process in world.processes.values()} == {7}
     assert not any(process.said for process in world.processes.values())
     before = world.network.num_messages
     world.queue.run_until(world.now + 1.0)
@@ -71,7 +71,7 @@ def test_64_workers_know_of_a_death_within_two_seconds_and_of_news_within_millis
     assert all(list(process.said) == [42] for process in world.processes.values())
 
 
-OWN = Record(1, 5, 9, Stage.DONE, 123, 4.5, (1, 2, 3), ("127.0.0.1", 4711))
+OWN = Record(1, 5, 9, Stage.DONE, 123, 4.5, (1, 2, 3), (0, 7, 1), ("127.0.0.1", 4711))
 
 
 def test_messages_travel_as_they_are():

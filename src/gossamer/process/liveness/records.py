@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gossamer.process.net.connection import Address
 
-NUM_REQUESTS = 3
+NUM_MEMBERSHIPS = 3
 """Memberships of a worker: for training, for averages that a user asks for, for the final average."""
 
 
@@ -38,7 +38,9 @@ class Record(NamedTuple):
     busy_s: float
     """Time of these steps without waits for other workers."""
     requests: tuple[int, ...]
-    """The newest generation of each membership that this worker knows to be requested."""
+    """The newest view of each membership that this worker knows to be requested."""
+    views: tuple[int, ...]
+    """Marks of the views that it is in, of each membership; 0: in none."""
     address: Address
     """Where it listens."""
 
@@ -60,7 +62,7 @@ class Message(NamedTuple):
 
 
 _HEADER = struct.Struct("<BH")
-_RECORD = struct.Struct(f"<HQIBQd{NUM_REQUESTS}QHB")
+_RECORD = struct.Struct(f"<HQIBQd{NUM_MEMBERSHIPS}Q{NUM_MEMBERSHIPS}IHB")
 
 
 def to_bytes(kind: Kind, records: Iterable[Record]) -> bytes:
@@ -68,7 +70,7 @@ def to_bytes(kind: Kind, records: Iterable[Record]) -> bytes:
     for record in records:
         host = record.address[0].encode("ascii")
         numbers = (record.rank, record.process, record.heartbeats, record.stage, record.steps, record.busy_s)
-        parts += [_RECORD.pack(*numbers, *record.requests, record.address[1], len(host)), host]
+        parts += [_RECORD.pack(*numbers, *record.requests, *record.views, record.address[1], len(host)), host]
         number += 1
     parts[0] = _HEADER.pack(kind, number)
     return b"".join(parts)
@@ -94,11 +96,9 @@ def from_bytes(data: bytes, workers: int) -> Message | None:
 
 def _checked(fields: tuple[int | float, ...], host: bytes, workers: int) -> Record:
     """Return a record. ValueError if a field is none that a worker sends."""
-    rank, process, count, stage, steps, busy_s, *rest = fields
-    requests, port = rest[:NUM_REQUESTS], int(rest[NUM_REQUESTS])
+    rank, process, count, stage, steps, busy_s = (*map(int, fields[:5]), float(fields[5]))
+    requests, views = (tuple(map(int, fields[at : at + NUM_MEMBERSHIPS])) for at in (6, 6 + NUM_MEMBERSHIPS))
+    port = int(fields[-2])
     if rank >= workers or port == 0 or not math.isfinite(busy_s) or not re.fullmatch(rb"[0-9A-Za-z.:%_-]{1,255}", host):
         raise ValueError("no record of a worker")
-    address = (host.decode(), port)
-    return Record(
-        int(rank), int(process), int(count), Stage(int(stage)), int(steps), busy_s, tuple(map(int, requests)), address
-    )
+    return Record(rank, process, count, Stage(stage), steps, busy_s, requests, views, (host.decode(), port))

@@ -262,7 +262,7 @@ class World:
             for rank in range(self.workers):
                 self._check_one(process, rank, heard)
             requests = max(self.processes[rank].machine.own.requests[0] for rank in heard)
-            if process.machine.requested(0) < requests:
+            if process.machine.own.requests[0] < requests:
                 raise Violated(f"worker {process.rank} does not know that generation {requests} is requested")
 
     def _check_one(self, process: Process, rank: int, heard: set[int]) -> None:
