@@ -71,7 +71,7 @@ def test_64_workers_know_of_a_death_within_two_seconds_and_of_news_within_millis
     assert all(list(process.said) == [42] for process in world.processes.values())
 
 
-OWN = Record(1, 5, 9, Stage.DONE, 123, 4.5, (1, 2, 3), (0, 7, 1), ("127.0.0.1", 4711))
+OWN = Record(1, 5, 9, 2, Stage.DONE, 123, 4.5, (1, 2, 3), (0, 7, 1), ("127.0.0.1", 4711))
 
 
 def test_messages_travel_as_they_are():

@@ -46,6 +46,10 @@ TRANSFER_TIMEOUT_S = 60.0
 STUCK_S = 1.0
 """A worker that has been in one collective for this long checks whether the other members are still in it."""
 
+LEFT_S = 5.0
+"""A worker that has been in one collective for this long does not wait for members that are done: if they cannot be
+reached any more, nobody notices that they have left."""
+
 COMPARE_INTERVAL_S = 1.0
 """How often it compares with them what each waits for."""
 
@@ -252,7 +256,8 @@ class Membership:
         now, started = time.monotonic(), min(list(self._started.values()), default=float("inf"))
         if now - started < STUCK_S:
             return
-        if self.requested > self.generation or any(map(self.heartbeats.dead, self.members)):
+        away = self._gone if now - started > LEFT_S else self.heartbeats.dead
+        if self.requested > self.generation or any(map(away, self.members)):
             self.disconnect()
             return
         # The rest costs store requests.

@@ -107,7 +107,7 @@ class Liveness:
 
     def beat(self, steps: int, busy_s: float) -> None:
         """Count a heartbeat; it travels with the next gossip."""
-        self._change(steps=steps, busy_s=busy_s)
+        self.own = self.own._replace(heartbeats=self.own.heartbeats + 1, steps=steps, busy_s=busy_s)
 
     def advance(self, stage: Stage) -> None:
         """This worker is done, or leaves: tell the others at once."""
@@ -139,7 +139,7 @@ class Liveness:
         self._change(views=tuple(views))
 
     def _change(self, **fields: object) -> None:
-        self.own = self.own._replace(heartbeats=self.own.heartbeats + 1, **fields)  # type: ignore[arg-type]
+        self.own = self.own._replace(changes=self.own.changes + 1, **fields)  # type: ignore[arg-type]
 
     # What is known
 
@@ -212,14 +212,18 @@ class Liveness:
         before = peer.record
         if not record.is_newer_than(before):
             return False
-        peer.record, peer.moved_at = record, now
         replaced = before is not None and record.process > before.process
+        # A process that hangs may still pass on what others request.
+        moved = before is None or replaced or record.heartbeats > before.heartbeats
+        peer.record = record
+        if moved:
+            peer.moved_at = now
         if replaced:
             peer.answered_at = peer.refused_at = NEVER
         if peer.dead and before is not None and before.heartbeats == 0:
             # Only its address was known: what others have heard of it may be older than its death.
             peer.last_heartbeats = record.heartbeats
-        lives = record.rank == sender or record.heartbeats >= peer.last_heartbeats + ALIVE_COUNTS
+        lives = (record.rank == sender and moved) or record.heartbeats >= peer.last_heartbeats + ALIVE_COUNTS
         if replaced or (peer.dead and lives):
             peer.dead = False
             self.actions.append(Notice(Change.RETURNED, record.rank))
@@ -289,4 +293,4 @@ class Liveness:
 
 def first_record(rank: int, process: int, address: Address) -> Record:
     """Return what a process says about itself when it starts."""
-    return Record(rank, process, 0, Stage.TRAINING, 0, 0.0, (0,) * NUM_MEMBERSHIPS, (0,) * NUM_MEMBERSHIPS, address)
+    return Record(rank, process, 0, 0, Stage.TRAINING, 0, 0.0, (0,) * NUM_MEMBERSHIPS, (0,) * NUM_MEMBERSHIPS, address)

@@ -32,7 +32,8 @@ class Record(NamedTuple):
     process: int
     """A process that is started again in the place of another has a higher number."""
     heartbeats: int
-    """Heartbeats and changes so far: of two records of a process the one with the higher count is newer."""
+    changes: int
+    """How many there were so far: of two records of a process the one with the higher counts is newer."""
     stage: Stage
     steps: int
     busy_s: float
@@ -45,7 +46,7 @@ class Record(NamedTuple):
     """Where it listens."""
 
     def is_newer_than(self, other: Record | None) -> bool:
-        return other is None or (self.process, self.heartbeats) > (other.process, other.heartbeats)
+        return other is None or self[1:4] > other[1:4]
 
 
 class Kind(IntEnum):
@@ -62,14 +63,14 @@ class Message(NamedTuple):
 
 
 _HEADER = struct.Struct("<BH")
-_RECORD = struct.Struct(f"<HQIBQd{NUM_MEMBERSHIPS}Q{NUM_MEMBERSHIPS}IHB")
+_RECORD = struct.Struct(f"<HQIIBQd{NUM_MEMBERSHIPS}Q{NUM_MEMBERSHIPS}IHB")
 
 
 def to_bytes(kind: Kind, records: Iterable[Record]) -> bytes:
     parts, number = [b""], 0
     for record in records:
         host = record.address[0].encode("ascii")
-        numbers = (record.rank, record.process, record.heartbeats, record.stage, record.steps, record.busy_s)
+        numbers = (*record[:4], record.stage, record.steps, record.busy_s)
         parts += [_RECORD.pack(*numbers, *record.requests, *record.views, record.address[1], len(host)), host]
         number += 1
     parts[0] = _HEADER.pack(kind, number)
@@ -96,9 +97,10 @@ def from_bytes(data: bytes, workers: int) -> Message | None:
 
 def _checked(fields: tuple[int | float, ...], host: bytes, workers: int) -> Record:
     """Return a record. ValueError if a field is none that a worker sends."""
-    rank, process, count, stage, steps, busy_s = (*map(int, fields[:5]), float(fields[5]))
-    requests, views = (tuple(map(int, fields[at : at + NUM_MEMBERSHIPS])) for at in (6, 6 + NUM_MEMBERSHIPS))
+    rank, process, heartbeats, changes, stage, steps, busy_s = (*map(int, fields[:6]), float(fields[6]))
+    requests, views = (tuple(map(int, fields[at : at + NUM_MEMBERSHIPS])) for at in (7, 7 + NUM_MEMBERSHIPS))
     port = int(fields[-2])
     if rank >= workers or port == 0 or not math.isfinite(busy_s) or not re.fullmatch(rb"[0-9A-Za-z.:%_-]{1,255}", host):
         raise ValueError("no record of a worker")
-    return Record(rank, process, count, Stage(stage), steps, busy_s, requests, views, (host.decode(), port))
+    address = host.decode(), port
+    return Record(rank, process, heartbeats, changes, Stage(stage), steps, busy_s, requests, views, address)

@@ -305,6 +305,9 @@ class ViewChange:
         self._said_to = coordinator = self._coordinator()
         if coordinator == self.own.rank:
             self._coordinate()
+            if self.waits and self._proposal is None and self._is_awaited(self._awaited):
+                # It may be in a view that this worker does not know of.
+                self._send([self._awaited], ViewKind.PRESENT, self._promised)
         else:
             self._send([coordinator], ViewKind.PRESENT, self._promised)
 
