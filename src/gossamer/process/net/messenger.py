@@ -21,7 +21,7 @@ MAX_MESSAGE_BYTES = 64 * 1024
 MAX_QUEUED_BYTES = 256 * 1024
 """Of messages that a peer has not taken yet; more are dropped."""
 
-MAX_EARLY_BYTES = 64 * 1024
+MAX_EARLY_BYTES = 128 * 1024
 """Of messages that wait for a connection; more are dropped, and all if there is none."""
 
 CONNECT_TIMEOUT_S = 3.0

@@ -274,9 +274,9 @@ class ViewChange:
         # Some may have died, or ended their training, after they were present.
         there = {rank: present for rank, present in self._present.items() if not self._gone(rank)}
         highest = max([self._promised, *(promised for _, promised in there.values())])
-        id = ViewId(self.requested, *self.own)
+        id = self._name(self.requested)
         if id <= highest:
-            id = id._replace(number=highest.number + 1)
+            id = self._name(highest.number + 1)
             self.requested = id.number
             self.actions.append(Tell(id.number))
         members = [self.own, *(Member(rank, process) for rank, (process, _) in there.items())]
@@ -284,6 +284,9 @@ class ViewChange:
         self._promised, self._yet_to_accept = id, set(there)
         self._send(sorted(there), ViewKind.PROPOSE, self._proposal)
         self._install_if_accepted()
+
+    def _name(self, number: int) -> ViewId:
+        return ViewId(number, *self.own)
 
     def _install_if_accepted(self) -> None:
         if self._proposal is not None and not self._yet_to_accept:

@@ -30,6 +30,7 @@ class Result:
     num_steps: int
     num_merges: int
     num_discarded: int
+    num_repeated: int
     simulated_s: float
 
 
@@ -50,6 +51,7 @@ def run_history(seed: int, parts: Parts | None = None, log: Callable[[str], None
         world.num_steps,
         world.num_merges,
         world.num_discarded,
+        world.num_repeated,
         world.now,
     )
 

@@ -57,7 +57,7 @@ class Invariants:
         there = {each.rank for each in self.processes.values() if not each.stopped}
         if change == Change.RETURNED and other is None and not just_resumed:
             raise Violated(f"worker {process.rank} says that worker {rank} is back, which ended {quiet_s:.1f} s ago")
-        alive = other is not None and not other.stopped and not other.hung
+        alive = other is not None and not other.stopped and not other.hung and other.machine.own.process == number
         connected = rank in self.network.reachable(process.rank, there)
         others = (at for each, at in self.changed_at.items() if each != process.rank or not just_resumed)
         quiet = all(self.now - at > self._known_after_s() for at in others)
@@ -102,7 +102,8 @@ class Invariants:
     def check_progress(self: Any) -> None:
         """Whoever is alive and connected makes progress. To be called if nothing has happened for long."""
         trainers = self.running()
-        ranks = {trainer.rank for trainer in trainers}
+        # One that hangs makes no steps, but it passes on what it hears.
+        ranks = {rank for rank, process in self.processes.items() if not process.stopped}
         down = self.network.down
         for trainer in trainers:
             side = self.network.reachable(trainer.rank, ranks)
@@ -114,6 +115,7 @@ class Invariants:
                 others = [other for other in trainers if other.rank in side and other is not trainer]
                 if any(other.phase == Phase.TRAINING for other in others):
                     continue
+                idle_s = min([idle_s, *(self.now - other.progress_at for other in others)])
             if idle_s > PROGRESS_S:
                 self.violate(f"worker {trainer.rank} has stood still for {idle_s:.1f} s")
 

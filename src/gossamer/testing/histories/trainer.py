@@ -133,7 +133,8 @@ class Trainer:
             self._finish(collective.view, values)
 
     def broken(self, collective: Collective) -> None:
-        """A collective is lost: with it the view."""
+        """A collective is lost: with it the view. The step in progress is repeated in the next one."""
+        self.world.num_repeated += collective.what == "step"
         self._machine.request(collective.view.id.number + 1)
         self._rebuild()
 
@@ -192,10 +193,11 @@ class Trainer:
         merged = Model(lineage, weights[0] if len(heads) == 1 else hash((view.id, *weights)))
         if self.model.lineage is not None:
             lost = self.model.lineage.work_missing_in([lineage])
+            if lost and self.model.lineage.related(lineage):
+                self.world.violate(f"worker {self.rank} discards {lost} steps that could have been averaged")
             if lost:
-                # Said, and counted.
                 self.world.num_discarded += lost
-                self.world.say(f"worker {self.rank} discards {lost} steps")
+                self.world.say(f"worker {self.rank} discards {lost} steps: its model began separately")
         if len(heads) > 1:
             self.world.num_merges += 1
         self._set_model(merged)

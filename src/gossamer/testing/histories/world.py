@@ -98,7 +98,7 @@ class World(Invariants):
         """Who has published that it has the final average of a view."""
         self.ended: dict[int, tuple[int, ViewId, int | None]] = {}
         """Who came to its end: which process, and with which weights."""
-        self.num_steps = self.num_merges = self.num_discarded = 0
+        self.num_steps = self.num_merges = self.num_discarded = self.num_repeated = 0
 
     @property
     def now(self) -> float:

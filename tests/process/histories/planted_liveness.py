@@ -1,7 +1,8 @@
-"""Bugs of the protocol, put in one by one: the histories have to find each of them."""
+"""Bugs in who is alive, put in one by one: the histories have to find each of them."""
 
 from gossamer.process.liveness.liveness import Liveness
 from gossamer.process.liveness.records import Kind
+from gossamer.testing.histories.world import Parts
 
 
 class OnlyWhatOneHearsItselfCounts(Liveness):
@@ -65,24 +66,4 @@ class NumbersAreNotRaised(Liveness):
         return record.rank != self.own.rank and super()._learn(record, sender, now)
 
 
-class RequestsAreForgotten(Liveness):
-    """A request travels to the neighbours only, and never again."""
-
-    def _learn(self, record, sender, now):
-        if record.rank == sender:
-            self._raise_requests(record.requests)
-        return super()._learn(record._replace(requests=(0, 0, 0)), sender, now)
-
-    def _send(self, rank, kind):
-        requests, self.own = self.own.requests, self.own._replace(requests=self.asked)
-        super()._send(rank, kind)
-        self.own = self.own._replace(requests=requests)
-
-    asked = (0, 0, 0)
-
-    def request(self, membership, number):
-        self.asked = tuple(number if at == membership else asked for at, asked in enumerate(self.asked))
-        super().request(membership, number)
-
-
-BUGS = {bug.__name__: bug for bug in Liveness.__subclasses__()}
+BUGS = {bug.__name__: Parts(liveness=bug) for bug in Liveness.__subclasses__()}
