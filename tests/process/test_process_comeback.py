@@ -54,6 +54,6 @@ def test_a_worker_that_is_started_again_exchanges_and_ends_with_the_weights_of_t
         ends = workers.finished()
         names = back.at("groups")["names"]
     # It takes no part in what its predecessor was a member of: nobody would come.
-    assert not [name for name in names if name.startswith("group/train/0/")]
+    assert not [name for name in names if name.startswith("group/train/0-")]
     assert ends[0]["weights"] == ends[1]["weights"] == ends[2]["weights"]
     assert all(end["accuracy"] > 0.9 and not end["threads"] for end in ends)

@@ -9,13 +9,13 @@ import torch
 from torch import Tensor
 
 from gossamer.process.state import merging
-from gossamer.process.state.lineage import Lineage
-from gossamer.process.state.merging import ROOT, Part, Standing, generation_id
+from gossamer.process.state.lineage import Lineage, ViewId
+from gossamer.process.state.merging import ROOT, Part, Standing
 
 
 def after(lineage: Lineage, generation: int, members: list[int], steps: int) -> Lineage:
     for _ in range(steps):
-        lineage = lineage.after_step(generation_id(generation, members), len(members))
+        lineage = lineage.after_step(ViewId(generation, members[0], 1), len(members))
     return lineage
 
 
@@ -37,7 +37,7 @@ def test_each_side_counts_by_what_only_it_has_done() -> None:
     left, right = after(common, 1, [0, 1], 30), after(common, 1, [2], 40)
     heads = merging.heads_of(standings(left, left, right))
     assert [(head.ranks, head.weight) for head in heads] == [((0, 1), 0.6), ((2,), 0.4)]
-    merged = merging.merged_lineage(heads, generation_id(2, [0, 1, 2]), 3)
+    merged = merging.merged_lineage(heads, ViewId(2, 0, 1), 3)
     assert merged.step == 45
     assert merged.includes(left)
     assert merged.includes(right)

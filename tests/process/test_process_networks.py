@@ -30,9 +30,6 @@ def test_values_in_the_store_that_no_worker_wrote(method: str, tmp_path: Path) -
         store = FailoverStore(home, identity, "gossamer/run/0/0/", 10.0)
         for key in ("address/2", "beat/1", "began", "connect/0-2", "edge/0-1", "batches"):
             store.set(key, "x")
-        for generation in range(4):
-            store.set(f"group/train/{generation}/members", b"\xff[1, ")
-        store.set("group/train/requested", "abc")
         store.close()
         workers[0].said("refused what the store has at")
         workers.kill(1)

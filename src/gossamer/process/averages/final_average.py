@@ -125,7 +125,7 @@ class FinalAverage:
                 for rank in others
             )
 
-        has, left = (f"{of.key}/{of.generation}/{what}" for what in ("has", "left"))
+        has, left = (f"{of.key}/{what}" for what in ("has", "left"))
         while True:
             self.store.set(f"{has}/{self.rank}", "1")
             if of.requested > of.generation:

@@ -13,14 +13,14 @@ from torch import Tensor
 from gossamer.effects import MAX_SCALARS
 from gossamer.errors import MethodError
 from gossamer.process.collectives.call import Call, mismatch
-from gossamer.process.collectives.generations import AVERAGED, FINISH, TRAIN
 from gossamer.process.collectives.group_builder import GroupBuilder
 from gossamer.process.collectives.membership import FOREGROUND, Communication, Membership
 from gossamer.process.collectives.peer_group import Pending
 from gossamer.process.lifecycle import Lifecycle
 from gossamer.process.liveness.heartbeats import Heartbeats
 from gossamer.process.state.state_transfer import TransferableState
-from gossamer.process.store.parsing import Refusals
+from gossamer.process.views.agreement import Agreement
+from gossamer.process.views.messages import AVERAGED, FINISH, TRAIN
 
 TAIL = 4 + MAX_SCALARS
 """What follows a vector in an all-reduce: its weight, the residue of the round and its square, the number of scalars,
@@ -49,9 +49,9 @@ class Groups:
         num_workers: int,
         builder: GroupBuilder,
         heartbeats: Heartbeats,
+        agreement: Agreement,
         state: TransferableState,
         lifecycle: Lifecycle,
-        refusals: Refusals,
         owner: str,
     ) -> None:
         """``owner``: the channel that rebuilds the membership for training."""
@@ -61,8 +61,8 @@ class Groups:
             everybody=self.everybody,
             builder=builder,
             heartbeats=heartbeats,
+            agreement=agreement,
             state=state,
-            refusals=refusals,
         )
         self.train = make(TRAIN, owner, over=lambda: lifecycle.stopped)
         self.averaged = make(AVERAGED, FOREGROUND, over=lambda: lifecycle.stopped)
@@ -72,20 +72,11 @@ class Groups:
         self._all = (self.train, self.averaged, self.finish)
 
     def poll(self) -> None:
-        """Read which generations are requested. Runs in the heartbeat thread."""
+        """Look after collectives that last. Runs in the heartbeat thread."""
         self.finish.poll()
         if not self.lifecycle.done:
             self.train.poll()
             self.averaged.poll()
-
-    def watch(self) -> None:
-        """Look for workers that come back, if the training misses some."""
-        if 0 < len(self.train.members) < len(self.everybody) and not self.lifecycle.done:
-            self.train.poll()
-
-    def republish(self) -> None:
-        for membership in self._all:
-            membership.republish()
 
     def mean(
         self,

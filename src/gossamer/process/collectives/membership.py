@@ -1,10 +1,10 @@
 """Membership: which workers take part in collectives, rebuilt among the survivors when a worker dies or comes back.
 
-A membership has *generations*. The members of a generation are agreed on once, in the store:
+A membership has *generations*, each with a *view*, the list of its members:
 
 1. Somebody requests generation g + 1: a collective failed, or a worker came back.
-2. Every worker hears of it with the heartbeats and marks itself present in the new generation.
-3. Once every worker is present, dead or done, the lowest rank that is still there publishes the list of members.
+2. Every worker hears of it with the heartbeats, and comes as soon as it is at a collective.
+3. They agree on the view by messages (``views.view_change``).
 4. The members form groups among themselves and connect, each on first use.
 5. Members that are behind the others take over the state of one that is not; those that were trained separately, on
    two sides of a partition, are averaged (``alignment``).
@@ -28,15 +28,16 @@ import torch.distributed as dist
 from gossamer.errors import MethodError
 from gossamer.process.collectives import group_builder
 from gossamer.process.collectives.call import Call, Waits, mismatch
-from gossamer.process.collectives.generations import FINISH, TRAIN, Generations
 from gossamer.process.collectives.group_builder import GroupBuilder
 from gossamer.process.collectives.peer_group import Pending
 from gossamer.process.deadline import Deadline
 from gossamer.process.lifecycle import TrainingEnded
 from gossamer.process.liveness.heartbeats import Heartbeats
 from gossamer.process.state.alignment import align
+from gossamer.process.state.lineage import ViewId
 from gossamer.process.state.state_transfer import TransferableState
-from gossamer.process.store.parsing import Refusals
+from gossamer.process.views.agreement import Agreement
+from gossamer.process.views.messages import FINISH, NO_VIEW, TRAIN
 
 MIN_DEADLINE_S = 60.0
 """Minimum deadline of a collective whose members are all alive; after it a new generation is requested."""
@@ -44,6 +45,10 @@ MIN_DEADLINE_S = 60.0
 TRANSFER_TIMEOUT_S = 60.0
 STUCK_S = 1.0
 """A worker that has been in one collective for this long checks whether the other members are still in it."""
+
+LEFT_S = 5.0
+"""A worker that has been in one collective for this long does not wait for members that are done: if they cannot be
+reached any more, nobody notices that they have left."""
 
 COMPARE_INTERVAL_S = 1.0
 """How often it compares with them what each waits for."""
@@ -73,8 +78,8 @@ class Membership:
         everybody: range,
         builder: GroupBuilder,
         heartbeats: Heartbeats,
+        agreement: Agreement,
         state: TransferableState,
-        refusals: Refusals,
         over: Callable[[], bool],
     ) -> None:
         """``owner``: the channel that rebuilds the membership. ``over()``: nobody needs it any more."""
@@ -85,9 +90,10 @@ class Membership:
         """Otherwise workers that are done with their training are not waited for."""
         self._aligned = purpose == TRAIN
         """Members must be at the same step before they go on. Other purposes start each series with ``begin``."""
-        self.generations = Generations(purpose, self.rank, everybody, self.store, refusals, heartbeats)
-        self.key = self.generations.key
+        self.purpose, self._agreement = purpose, agreement
+        self.view: ViewId = NO_VIEW
         self.generation = -1
+        """The number of the view."""
         self.members: list[int] = []
         self.deadline = Deadline(initial_s=300.0, min_s=MIN_DEADLINE_S)
         self.cancelled: Callable[[], bool] = lambda: False
@@ -113,7 +119,6 @@ class Membership:
     def begin(self) -> None:
         """Agree on the members of a series of collectives."""
         with self._lock:
-            self.generations.refresh()
             if any(map(self._gone, self.members)):
                 self.request(self.generation + 1)
             if self.requested > self.generation:
@@ -198,7 +203,7 @@ class Membership:
     ) -> Any:
         """Return the process group of one channel and topic among ``members``; built on first use."""
         about = (channel, call.name if call else "", ",".join(map(str, members)))
-        name = f"{self.key}/{generation}/" + hashlib.sha1(repr(about).encode()).hexdigest()[:16]
+        name = f"{self.key}/" + hashlib.sha1(repr(about).encode()).hexdigest()[:16]
         key = STATE_TRANSFER if channel == STATE_TRANSFER else name
         groups = self._groups
         if key not in groups:
@@ -209,13 +214,13 @@ class Membership:
 
             def left(awaited: tuple[int, ...]) -> bool:
                 """Whether members that were ready will not connect: they have given up, or died."""
-                self.generations.refresh()
                 return self.requested > generation or self.over() or any(map(self.heartbeats.dead, awaited))
 
-            calls = self.builder.await_ready(name, members, call.first if call else "", hopeless)
-            for rank, theirs in calls.items():
-                if call is not None and theirs != call.first:
-                    raise mismatch(self.rank, call.first, rank, theirs)
+            if call is not None:
+                calls = self.builder.await_ready(name, members, call.first, hopeless)
+                for rank, theirs in calls.items():
+                    if theirs != call.first:
+                        raise mismatch(self.rank, call.first, rank, theirs)
             reused = None
             if channel == self.owner == FOREGROUND and not on_gpu and members == tuple(self.members):
                 # The state transfer is over, and all members need this group first: no need to connect them again.
@@ -232,34 +237,27 @@ class Membership:
     @property
     def requested(self) -> int:
         """The newest generation that is requested, as far as this worker knows."""
-        return self.generations.requested
+        return self._agreement.requested(self.purpose)
 
     def request(self, generation: int) -> None:
         """Request this generation, or a later one that is already requested."""
-        self.generations.request(generation)
+        self._agreement.request(self.purpose, generation)
 
-    def request_next(self) -> None:
-        """Request the generation after the newest one in the store."""
-        self.generations.request_next()
-
-    def republish(self) -> None:
-        """Publish our generation in a store that may be new."""
-        if self.generation >= 0:
-            self.generations.republish(self.generation, self.members)
+    @property
+    def key(self) -> str:
+        """The name of the view. The two sides of a partition have the same generation, but not the same view."""
+        return f"group/{self.purpose}/{self.view.number}-{self.view.leader}-{self.view.process}"
 
     def poll(self) -> None:
-        """Read which generation is requested and mark this worker present in it. Runs in the heartbeat thread."""
-        self.generations.follow()
-        if self._aligned and self.requested > self.generation:
-            self.generations.mark_present(self.requested)
-        self._unblock()
+        """Close the groups of a collective that waits for a dead member, or that others have given up.
 
-    def _unblock(self) -> None:
-        """Close the groups of a collective that waits for a dead member, or that others have given up."""
+        Runs in the heartbeat thread.
+        """
         now, started = time.monotonic(), min(list(self._started.values()), default=float("inf"))
         if now - started < STUCK_S:
             return
-        if self.requested > self.generation or any(map(self.heartbeats.dead, self.members)):
+        away = self._gone if now - started > LEFT_S else self.heartbeats.dead
+        if self.requested > self.generation or any(map(away, self.members)):
             self.disconnect()
             return
         # The rest costs store requests.
@@ -270,7 +268,7 @@ class Membership:
             self.request(self.generation + 1)
             self.disconnect()
             return
-        waits = f"{self.key}/{self.generation}/waits"
+        waits = f"{self.key}/waits"
         self.store.set(f"{waits}/{self.rank}", self.waits.publication())
         *values, published = self.store.get_all([*(f"{waits}/{rank}" for rank in self.everybody), f"{waits}/conflict"])
         found = self.waits.find_conflict(values.__getitem__)
@@ -283,7 +281,7 @@ class Membership:
 
     def waited_for_by(self, ranks: Sequence[int]) -> bool:
         """Return whether the training of one of ``ranks`` has been waiting for this worker in a collective for long."""
-        waits = f"{self.key}/{self.generation}/waits"
+        waits = f"{self.key}/waits"
         others = [rank for rank in ranks if rank != self.rank]
         values = self.store.get_all([f"{waits}/{rank}" for rank in others])
         return any(
@@ -296,15 +294,12 @@ class Membership:
         Raises StepRetry unless this worker is alone or this is the first generation.
         """
         while True:
-            generation = self.requested
             self.disconnect()
-            members = self.generations.agree(generation, self._gone, self._check_wait)
+            view = self._agreement.next_view(self.purpose, self._check_wait)
+            self.view, generation, members = view.id, view.id.number, view.ranks
+            self.generation, self.members = generation, members
             if self.requested > generation:
                 continue
-            if self.rank not in members:
-                self.request(generation + 1)
-                continue
-            self.generation, self.members = generation, members
             try:
                 if self._aligned and len(members) > 1:
                     group = self._group(STATE_TRANSFER, generation, tuple(members))
@@ -314,7 +309,7 @@ class Membership:
                     def wait(work: Pending, disconnected: threading.Event = disconnected) -> None:
                         group_builder.wait(work, TRANSFER_TIMEOUT_S, disconnected.is_set)
 
-                    align(group, wait, self.state, self.state.position(channel), generation, members)
+                    align(group, wait, self.state, self.state.position(channel), view.id, members)
                     if self.owner != FOREGROUND:
                         # Nobody needs it any more: see ``_group``.
                         group_builder.release(self._groups.pop(STATE_TRANSFER, None))
@@ -322,7 +317,7 @@ class Membership:
             except RuntimeError:
                 if self.cancelled():
                     self.disconnect()
-                    self.generation, self.members = -1, []
+                    self.view, self.generation, self.members = NO_VIEW, -1, []
                     raise TrainingEnded from None
                 self.request(generation + 1)
             finally:

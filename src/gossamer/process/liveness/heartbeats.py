@@ -12,19 +12,17 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from gossamer.process.liveness.liveness import Change, Liveness, Notice, Send, first_record
-from gossamer.process.liveness.records import Stage, from_bytes, to_bytes
+from gossamer.process.liveness.records import Kind, Stage, from_bytes, to_bytes
 from gossamer.process.net.connection import Address
 from gossamer.process.net.messenger import Messenger
 from gossamer.process.store.failover_store import FailoverStore
 from gossamer.process.store.worker_addresses import WorkerAddresses
 
 HEARTBEAT_INTERVAL_S = 0.1
-WATCHES_PER_HEARTBEAT = 4
-"""How often a worker that misses others looks for them."""
-
 BOARD_INTERVAL_S = 1.0
 """How often a worker reads what the others have published in the store."""
 
@@ -46,10 +44,11 @@ class Heartbeats:
         self.rank, self.workers, self.store, self._addresses = rank, workers, store, addresses
         self._refusals = addresses.refusals
         # In microseconds: a process that is started again has a higher number.
-        own = first_record(rank, time.time_ns() // 1000, store.listener.address)
+        self.process = time.time_ns() // 1000
+        own = first_record(rank, self.process, store.listener.address)
         self._liveness = Liveness(own, workers, time.monotonic())
-        self._loop = store.listener.loop
-        self._messenger = Messenger(
+        self.loop = store.listener.loop
+        self.messenger = Messenger(
             store.listener, store.identity, self._on_message, self._on_refused, about=store.prefix.encode()[-256:]
         )
         self._started = False
@@ -67,16 +66,21 @@ class Heartbeats:
         """Called once when a worker is dead, in a thread that asks."""
         self.on_return: Callable[[int], None] = lambda rank: None
         """Called once when a dead worker is there again, or a new process in its place."""
+        self.on_other: Callable[[int, bytes], None] | None = None
+        """Takes messages that are none of heartbeats. This and the following are called in the thread of the loop."""
+        self.on_change: Callable[[Liveness, set[int]], None] = lambda liveness, ranks: None
+        """Called when there is news about some workers."""
+        self.on_tick: Callable[[float], None] = lambda now: None
 
     # From any thread but that of the loop
 
     def beat(self) -> None:
         """Count a heartbeat, read the board if that is due, say what has become of the others."""
         steps, busy_s = self.own_progress()
-        self._do(lambda: self._liveness.beat(steps, busy_s))
+        self._do(lambda liveness: liveness.beat(steps, busy_s))
         if not self._started:
             self._started = True
-            self._do(self._tick)
+            self.loop.call_soon(self._tick)
         now = time.monotonic()
         if now - self._board_read_at > BOARD_INTERVAL_S:
             self._board_read_at = now
@@ -99,19 +103,11 @@ class Heartbeats:
         self._publish(Stage.LEFT)
 
     def _publish(self, stage: Stage) -> None:
-        self._do(lambda: self._liveness.advance(stage))
+        self._do(lambda liveness: liveness.advance(stage))
         # For those that come later, and those that no message reaches in time.
         own = self._liveness.own
         self.store.set(f"done/{self.rank}", f"{max(stage, own.stage):d} {own.process}")
         self._published = True
-
-    def request(self, membership: int, generation: int) -> None:
-        """Tell the others that a generation of a membership is requested."""
-        self._do(lambda: self._liveness.request(membership, generation))
-
-    def requested(self, membership: int) -> int:
-        """Return the newest generation of a membership that anybody has told of."""
-        return self._liveness.requested(membership)
 
     def done(self, rank: int) -> bool:
         return self._stage(rank) >= Stage.DONE
@@ -161,8 +157,7 @@ class Heartbeats:
             if stage is not None:
                 self._board[rank] = stage
             if address is not None and stage is not None:
-                process = stage[1]
-                self._do(lambda rank=rank, process=process, address=address: self._find(rank, process, address))  # type: ignore[misc]
+                self._do(partial(self._find, rank, stage[1], address))
 
     def _say_notices(self) -> None:
         # One thread at a time, so that they are said in their order; the others need not wait for it.
@@ -174,23 +169,27 @@ class Heartbeats:
             finally:
                 self._saying.release()
 
-    def _do(self, action: Callable[[], None]) -> None:
+    def _do(self, action: Callable[[Liveness], None]) -> None:
         """Do something in the thread of the loop, then what follows from it."""
-
-        def act() -> None:
-            action()
-            self._carry_out()
-
-        self._loop.call_soon(act)
+        self.loop.call_soon(lambda: self.act(action))
 
     # In the thread of the loop
 
-    def _tick(self) -> None:
-        self._loop.call_later(self._liveness.timing.tick_s, self._tick)
-        self._liveness.tick(time.monotonic())
+    def act(self, action: Callable[[Liveness], None]) -> None:
+        action(self._liveness)
         self._carry_out()
 
+    def _tick(self) -> None:
+        self.loop.call_later(self._liveness.timing.tick_s, self._tick)
+        now = time.monotonic()
+        self._liveness.tick(now)
+        self._carry_out()
+        self.on_tick(now)
+
     def _on_message(self, sender: int, data: bytes) -> None:
+        if self.on_other is not None and data[:1] > bytes([max(Kind)]):
+            self.on_other(sender, data)
+            return
         message = from_bytes(data, self.workers)
         if message is None:
             self._refusals.refuse(f"a message of worker {sender}", f"refused a message of worker {sender}")
@@ -207,13 +206,13 @@ class Heartbeats:
         self._liveness.refused(rank, address, time.monotonic())
         self._carry_out()
 
-    def _find(self, rank: int, process: int, address: Address) -> None:
+    def _find(self, rank: int, process: int, address: Address, liveness: Liveness) -> None:
         """Take an address from the board, unless the worker itself says where it is."""
-        record = self._liveness.record(rank)
+        record = liveness.record(rank)
         if record is None or rank in self.lost or process > record.process:
             self._addresses.note(rank, address)
-            self._messenger.set_address(rank, address)
-            self._liveness.found(rank, process, address, time.monotonic())
+            self.messenger.set_address(rank, address)
+            liveness.found(rank, process, address, time.monotonic())
 
     def _carry_out(self) -> None:
         actions, self._liveness.actions = self._liveness.actions, []
@@ -226,15 +225,21 @@ class Heartbeats:
                 self._notices.append(action)
                 if action.change == Change.DIED:
                     # What was sent there may be on its way for long, even once it can be reached again.
-                    self._messenger.disconnect(action.rank)
+                    self.messenger.disconnect(action.rank)
+        changed, self._liveness.changed = self._liveness.changed, set()
+        if changed:
+            self.on_change(self._liveness, changed)
 
     def _send(self, action: Send) -> None:
-        if not self._started:
-            return
-        record = self._liveness.record(action.rank)
-        if record is not None and action.rank not in self.lost:
-            self._messenger.set_address(action.rank, record.address)
-        self._messenger.send(action.rank, to_bytes(*action.message))
+        if self._started:
+            self.send(action.rank, to_bytes(*action.message))
+
+    def send(self, rank: int, message: bytes) -> None:
+        """Send a message to another worker; it may be lost."""
+        record = self._liveness.record(rank)
+        if record is not None and rank not in self.lost:
+            self.messenger.set_address(rank, record.address)
+        self.messenger.send(rank, message)
 
 
 def _read_stage(value: bytes | None) -> tuple[Stage, int] | None:
@@ -244,30 +249,22 @@ def _read_stage(value: bytes | None) -> tuple[Stage, int] | None:
 
 
 class HeartbeatThread:
-    """A daemon thread that beats, and calls ``poll`` after every heartbeat and ``watch`` also between two of them."""
+    """A daemon thread that beats, and calls ``poll`` after every heartbeat."""
 
-    def __init__(
-        self,
-        heartbeats: Heartbeats,
-        poll: Callable[[], None] = lambda: None,
-        watch: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.heartbeats, self._poll, self._watch = heartbeats, poll, watch
+    def __init__(self, heartbeats: Heartbeats, poll: Callable[[], None] = lambda: None) -> None:
+        self.heartbeats, self._poll = heartbeats, poll
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._run, name="gossamer-heartbeat", daemon=True)
         self._thread.start()
 
     def _run(self) -> None:
-        while not self._closed.is_set():
+        while True:
             # A store or a connection that fails now is tried again at the next heartbeat.
             with contextlib.suppress(RuntimeError):
                 self.heartbeats.beat()
                 self._poll()
-            for _ in range(WATCHES_PER_HEARTBEAT):
-                if self._closed.wait(HEARTBEAT_INTERVAL_S / WATCHES_PER_HEARTBEAT):
-                    break
-                with contextlib.suppress(RuntimeError):
-                    self._watch()
+            if self._closed.wait(HEARTBEAT_INTERVAL_S):
+                return
 
     def close(self, timeout_s: float = 2 * HEARTBEAT_INTERVAL_S + 1) -> None:
         """Stop after the heartbeat in progress; wait for it at most ``timeout_s``."""

@@ -15,12 +15,12 @@ Renesse, Minsky and Hayden, 1998) with direct probes as in SWIM (Das, Gupta and 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
-from gossamer.process.liveness.records import NUM_REQUESTS, Kind, Message, Record, Stage
+from gossamer.process.liveness.records import NUM_MEMBERSHIPS, Kind, Message, Record, Stage
 from gossamer.process.net.connection import Address
 
 NEVER = float("-inf")
@@ -97,6 +97,8 @@ class Liveness:
         self.all_seen = False
         """Every worker has been heard of: one that was not is dead, not starting."""
         self.actions: list[Send | Notice] = []
+        self.changed: set[int] = set()
+        """Workers about which there is news; whoever drives this machine empties it."""
         self._rng = random.Random(f"{seed}/{own.rank}/{own.process}")
         self._ticked_at = now
         self._gossip_at = now
@@ -105,7 +107,7 @@ class Liveness:
 
     def beat(self, steps: int, busy_s: float) -> None:
         """Count a heartbeat; it travels with the next gossip."""
-        self._change(steps=steps, busy_s=busy_s)
+        self.own = self.own._replace(heartbeats=self.own.heartbeats + 1, steps=steps, busy_s=busy_s)
 
     def advance(self, stage: Stage) -> None:
         """This worker is done, or leaves: tell the others at once."""
@@ -114,16 +116,30 @@ class Liveness:
             # All of them: after this one has left, nobody asks it again.
             self._gossip(self.peers if stage == Stage.LEFT else self.neighbours())
 
-    def request(self, membership: int, generation: int) -> None:
-        """A generation of a membership is requested: tell the others at once."""
-        if generation > self.own.requests[membership]:
-            requests = list(self.own.requests)
-            requests[membership] = generation
-            self._change(requests=tuple(requests))
+    def request(self, membership: int, number: int) -> None:
+        """A view of a membership is requested: tell the others at once."""
+        requests = list(self.own.requests)
+        requests[membership] = number
+        if self._raise_requests(requests):
             self._gossip(self.neighbours())
 
+    def _raise_requests(self, requests: Sequence[int]) -> bool:
+        """Note what somebody requests; return whether that is new here."""
+        raised = tuple(map(max, self.own.requests, requests))
+        if raised == self.own.requests:
+            return False
+        self._change(requests=raised)
+        self.changed.add(self.own.rank)
+        return True
+
+    def enter(self, membership: int, mark: int) -> None:
+        """This worker is in another view of a membership; it travels with the next gossip."""
+        views = list(self.own.views)
+        views[membership] = mark
+        self._change(views=tuple(views))
+
     def _change(self, **fields: object) -> None:
-        self.own = self.own._replace(heartbeats=self.own.heartbeats + 1, **fields)  # type: ignore[arg-type]
+        self.own = self.own._replace(changes=self.own.changes + 1, **fields)  # type: ignore[arg-type]
 
     # What is known
 
@@ -132,11 +148,6 @@ class Liveness:
 
     def record(self, rank: int) -> Record | None:
         return self.own if rank == self.own.rank else self.peers[rank].record
-
-    def requested(self, membership: int) -> int:
-        """Return the newest generation of a membership that anybody has requested."""
-        records = (self.record(rank) for rank in range(self.workers))
-        return max(record.requests[membership] for record in records if record is not None)
 
     def neighbours(self) -> list[int]:
         """Return the workers that this one tells what it knows: few, in a ring of those that are there, and across it.
@@ -201,18 +212,26 @@ class Liveness:
         before = peer.record
         if not record.is_newer_than(before):
             return False
-        peer.record, peer.moved_at = record, now
         replaced = before is not None and record.process > before.process
+        # A process that hangs may still pass on what others request.
+        moved = before is None or replaced or record.heartbeats > before.heartbeats
+        peer.record = record
+        if moved:
+            peer.moved_at = now
         if replaced:
             peer.answered_at = peer.refused_at = NEVER
         if peer.dead and before is not None and before.heartbeats == 0:
             # Only its address was known: what others have heard of it may be older than its death.
             peer.last_heartbeats = record.heartbeats
-        lives = record.rank == sender or record.heartbeats >= peer.last_heartbeats + ALIVE_COUNTS
+        lives = (record.rank == sender and moved) or record.heartbeats >= peer.last_heartbeats + ALIVE_COUNTS
         if replaced or (peer.dead and lives):
             peer.dead = False
             self.actions.append(Notice(Change.RETURNED, record.rank))
-        return before is None or replaced or record.stage != before.stage or record.requests != before.requests
+            self.changed.add(record.rank)
+        raised = self._raise_requests(record.requests)
+        if before is None or (record.stage, record.views) != (before.stage, before.views):
+            self.changed.add(record.rank)
+        return raised or before is None or replaced or record.stage != before.stage
 
     # Time
 
@@ -248,6 +267,7 @@ class Liveness:
         if not peer.dead and self._is_dead(peer, now):
             peer.dead, peer.last_heartbeats = True, peer.record.heartbeats if peer.record else 0
             self.actions.append(Notice(Change.DIED, rank))
+            self.changed.add(rank)
 
     def _is_dead(self, peer: Peer, now: float) -> bool:
         timing, silent_s = self.timing, now - peer.moved_at
@@ -273,4 +293,4 @@ class Liveness:
 
 def first_record(rank: int, process: int, address: Address) -> Record:
     """Return what a process says about itself when it starts."""
-    return Record(rank, process, 0, Stage.TRAINING, 0, 0.0, (0,) * NUM_REQUESTS, address)
+    return Record(rank, process, 0, 0, Stage.TRAINING, 0, 0.0, (0,) * NUM_MEMBERSHIPS, (0,) * NUM_MEMBERSHIPS, address)

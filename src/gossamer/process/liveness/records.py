@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from gossamer.process.net.connection import Address
 
-NUM_REQUESTS = 3
+NUM_MEMBERSHIPS = 3
 """Memberships of a worker: for training, for averages that a user asks for, for the final average."""
 
 
@@ -32,18 +32,21 @@ class Record(NamedTuple):
     process: int
     """A process that is started again in the place of another has a higher number."""
     heartbeats: int
-    """Heartbeats and changes so far: of two records of a process the one with the higher count is newer."""
+    changes: int
+    """How many there were so far: of two records of a process the one with the higher counts is newer."""
     stage: Stage
     steps: int
     busy_s: float
     """Time of these steps without waits for other workers."""
     requests: tuple[int, ...]
-    """The newest generation of each membership that this worker knows to be requested."""
+    """The newest view of each membership that this worker knows to be requested."""
+    views: tuple[int, ...]
+    """Marks of the views that it is in, of each membership; 0: in none."""
     address: Address
     """Where it listens."""
 
     def is_newer_than(self, other: Record | None) -> bool:
-        return other is None or (self.process, self.heartbeats) > (other.process, other.heartbeats)
+        return other is None or self[1:4] > other[1:4]
 
 
 class Kind(IntEnum):
@@ -60,15 +63,15 @@ class Message(NamedTuple):
 
 
 _HEADER = struct.Struct("<BH")
-_RECORD = struct.Struct(f"<HQIBQd{NUM_REQUESTS}QHB")
+_RECORD = struct.Struct(f"<HQIIBQd{NUM_MEMBERSHIPS}Q{NUM_MEMBERSHIPS}IHB")
 
 
 def to_bytes(kind: Kind, records: Iterable[Record]) -> bytes:
     parts, number = [b""], 0
     for record in records:
         host = record.address[0].encode("ascii")
-        numbers = (record.rank, record.process, record.heartbeats, record.stage, record.steps, record.busy_s)
-        parts += [_RECORD.pack(*numbers, *record.requests, record.address[1], len(host)), host]
+        numbers = (*record[:4], record.stage, record.steps, record.busy_s)
+        parts += [_RECORD.pack(*numbers, *record.requests, *record.views, record.address[1], len(host)), host]
         number += 1
     parts[0] = _HEADER.pack(kind, number)
     return b"".join(parts)
@@ -94,11 +97,10 @@ def from_bytes(data: bytes, workers: int) -> Message | None:
 
 def _checked(fields: tuple[int | float, ...], host: bytes, workers: int) -> Record:
     """Return a record. ValueError if a field is none that a worker sends."""
-    rank, process, count, stage, steps, busy_s, *rest = fields
-    requests, port = rest[:NUM_REQUESTS], int(rest[NUM_REQUESTS])
+    rank, process, heartbeats, changes, stage, steps, busy_s = (*map(int, fields[:6]), float(fields[6]))
+    requests, views = (tuple(map(int, fields[at : at + NUM_MEMBERSHIPS])) for at in (7, 7 + NUM_MEMBERSHIPS))
+    port = int(fields[-2])
     if rank >= workers or port == 0 or not math.isfinite(busy_s) or not re.fullmatch(rb"[0-9A-Za-z.:%_-]{1,255}", host):
         raise ValueError("no record of a worker")
-    address = (host.decode(), port)
-    return Record(
-        int(rank), int(process), int(count), Stage(int(stage)), int(steps), busy_s, tuple(map(int, requests)), address
-    )
+    address = host.decode(), port
+    return Record(rank, process, heartbeats, changes, Stage(stage), steps, busy_s, requests, views, address)

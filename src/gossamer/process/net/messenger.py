@@ -21,6 +21,9 @@ MAX_MESSAGE_BYTES = 64 * 1024
 MAX_QUEUED_BYTES = 256 * 1024
 """Of messages that a peer has not taken yet; more are dropped."""
 
+MAX_EARLY_BYTES = 128 * 1024
+"""Of messages that wait for a connection; more are dropped, and all if there is none."""
+
 CONNECT_TIMEOUT_S = 3.0
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
 IDLE_S = 60.0
@@ -74,6 +77,8 @@ class Messenger:
         self._all: set[_Link] = set()
         """All connections: if two peers connect at once, they have two."""
         self._dialing: dict[int, Dialing | None] = {}
+        self._early: dict[int, bytearray] = {}
+        """What is to be sent to each peer to which a connection is being made."""
         self._retry_at: dict[int, float] = {}
         self._backoff_s: dict[int, float] = {}
         self._wants_write: set[_Link] = set()
@@ -99,24 +104,39 @@ class Messenger:
         return rank in self._links
 
     def send(self, rank: int, message: bytes) -> bool:
-        """Queue a message; return False if it was dropped: no connection (one is tried), or the peer does not read."""
+        """Queue a message; return False if it was dropped: the peer does not read, or cannot be reached now."""
         if len(message) > MAX_MESSAGE_BYTES:
             raise ValueError(f"a message has {len(message)} bytes: expected at most {MAX_MESSAGE_BYTES}")
+        framed = _LENGTH.pack(len(message)) + message
         with self._lock:
             link = self._links.get(rank)
-            if link is not None and len(link.outgoing) + len(message) <= MAX_QUEUED_BYTES:
-                link.outgoing += _LENGTH.pack(len(message)) + message
-                flush = link not in self._wants_write
-                self._wants_write.add(link)
-                if flush:
-                    self.loop.call_soon(lambda: self._flush(link))
-                return True
+            if link is not None:
+                if len(link.outgoing) + len(framed) <= MAX_QUEUED_BYTES:
+                    link.outgoing += framed
+                    self._flush_soon(link)
+                    return True
+            elif self._dials(rank):
+                early = self._early.setdefault(rank, bytearray())
+                if len(early) + len(framed) <= MAX_EARLY_BYTES:
+                    early += framed
+                    return True
             self.num_dropped += 1
-            due = self._retry_at.get(rank, 0.0) <= time.monotonic()
-            if link is None and due and rank in self._addresses and rank not in self._dialing and not self._closed:
-                self._dialing[rank] = None
-                self.loop.call_soon(lambda: self._connect(rank))
         return False
+
+    def _flush_soon(self, link: _Link) -> None:
+        if link not in self._wants_write:
+            self._wants_write.add(link)
+            self.loop.call_soon(lambda: self._flush(link))
+
+    def _dials(self, rank: int) -> bool:
+        """Return whether a connection is being made; begin if that is due."""
+        if rank not in self._dialing:
+            due = self._retry_at.get(rank, 0.0) <= time.monotonic()
+            if self._closed or not due or rank not in self._addresses:
+                return False
+            self._dialing[rank] = None
+            self.loop.call_soon(lambda: self._connect(rank))
+        return True
 
     def disconnect(self, rank: int) -> None:
         """Close the connections to ``rank``: the next message opens a new one."""
@@ -164,6 +184,7 @@ class Messenger:
     def _failed(self, rank: int) -> None:
         with self._lock:
             self._dialing.pop(rank, None)
+            self.num_dropped += self._early.pop(rank, None) is not None
             backoff_s = self._backoff_s.get(rank, MIN_BACKOFF_S)
             self._backoff_s[rank] = min(2 * backoff_s, MAX_BACKOFF_S)
             self._retry_at[rank] = time.monotonic() + backoff_s * random.uniform(0.5, 1.0)
@@ -188,6 +209,10 @@ class Messenger:
                 return
             self._all.add(link)
             self._links[link.rank] = link
+            early = self._early.pop(link.rank, None)
+            if early is not None:
+                link.outgoing += early
+                self._flush_soon(link)
         self._watch(link)
 
     def _watch(self, link: _Link) -> None:

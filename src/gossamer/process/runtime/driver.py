@@ -107,7 +107,7 @@ class Driver:
         if not self._void:
             self.worker.count_step()
             train = self.effects.groups.train
-            self.state.count_step(train.generation, train.members)
+            self.state.count_step(train.view, len(train.members))
             self.metrics.steps += 1
             self.state.history.add_step(time.monotonic(), self.metrics.idle_s)
         else:

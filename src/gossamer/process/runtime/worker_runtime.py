@@ -26,7 +26,7 @@ from gossamer.process.lifecycle import Phase, TrainingEnded
 from gossamer.process.liveness.heartbeats import Heartbeats, HeartbeatThread, Progress
 from gossamer.process.net.secret import NO_SECRET, is_loopback
 from gossamer.process.pairwise.exchanges import PairwiseExchanges
-from gossamer.process.replica.agreement import Agreement
+from gossamer.process.replica.agreement import Agreement as ReplicaAgreement
 from gossamer.process.replica.effects import ReplicaEffectHandler
 from gossamer.process.runtime.driver import Driver
 from gossamer.process.runtime.early_gradient import make_early_gradient
@@ -41,6 +41,7 @@ from gossamer.process.store.parsing import Refusals, read_time
 from gossamer.process.store.rank_claim import RankClaim
 from gossamer.process.store.rank_info import START_TIMEOUT_S, RankInfo
 from gossamer.process.store.worker_addresses import WorkerAddresses
+from gossamer.process.views.agreement import Agreement
 from gossamer.process.watches.peer_watch import PeerWatch
 from gossamer.process.watches.waits import FinishWait
 from gossamer.recording import Recorder
@@ -72,7 +73,7 @@ class WorkerRuntime:
         codec: Codec | None = None,
         timeout_s: float = START_TIMEOUT_S,
         has_output: bool = False,
-        replica: Agreement | None = None,
+        replica: ReplicaAgreement | None = None,
         partition: str = CONTINUE,
     ) -> None:
         """Join the other workers; returns when all of them have joined.
@@ -130,8 +131,9 @@ class WorkerRuntime:
         self._owner = BACKGROUND if has_background and not method.lockstep else FOREGROUND
         self._connections = GroupConnections(self.rank, listener, self.addresses.find)
         builder = GroupBuilder(self.rank, self.store, self._connections)
+        agreement = Agreement(self.heartbeats, self.refusals)
         self.groups = Groups(
-            topology.workers, builder, self.heartbeats, self.state, self.lifecycle, self.refusals, self._owner
+            topology.workers, builder, self.heartbeats, agreement, self.state, self.lifecycle, self._owner
         )
         neighbours = topology.neighbours(self.rank) if method.pairwise else ()
         links = encoded = None
@@ -148,7 +150,7 @@ class WorkerRuntime:
         self.driver = Driver(self.state, self.effects, policy)
         self.missing: list[int] = []
         """Workers that are not in the final average."""
-        self._heartbeat_thread = HeartbeatThread(self.heartbeats, self._poll, self._watch)
+        self._heartbeat_thread = HeartbeatThread(self.heartbeats, self._poll)
         try:
             self._join()
             if replica is not None:
@@ -222,16 +224,17 @@ class WorkerRuntime:
     def _come_back(self) -> None:
         """Take over the state of the others: the run has begun without this worker, or before it was restarted."""
         self.state.needs_state = self.came_back = True
-        self.groups.train.cancelled = self._too_late
+        train, averaged = self.groups.train, self.groups.averaged
+        train.cancelled = self._too_late
         self.state.events.add(EventKind.TOOK_OVER, "came back: taking over from the others")
         # The others are connected with an earlier process of this rank.
-        self.groups.averaged.request_next()
+        averaged.request(averaged.requested + 1)
         if self.method.pairwise and not self.method.lockstep:
             self._take_weights_of_a_peer()
         else:
-            self.groups.train.request_next()
+            train.request(train.requested + 1)
             with contextlib.suppress(StepRetry):
-                self.groups.train.rebuild(self._owner)
+                train.rebuild(self._owner)
         if self.state.needs_state:
             text = "nobody is left to take over from: this worker's weights do not count in the end"
             self.state.events.add(EventKind.NOT_AVERAGED, text)
@@ -254,10 +257,7 @@ class WorkerRuntime:
         self.heartbeats.publish_done(self.lifecycle.done)
 
     def _republish(self) -> None:
-        """Publish all our entries in a store that may be new.
-
-        "started" comes last: a worker that comes back and reads it finds the generation of the others.
-        """
+        """Publish all our entries in a store that may be new."""
         self._claim.republish()
         self._publish()
         self.heartbeats.look_again()
@@ -265,7 +265,6 @@ class WorkerRuntime:
             self._handshake.publish()
         else:
             self._handshake.republish_agreed()
-            self.groups.republish()
             if self._began:
                 self.store.compare_set("began", self._began)
             self.store.set("started", "1")
@@ -276,10 +275,6 @@ class WorkerRuntime:
         self.exchanges.poll()
         self.groups.poll()
         self.peer_watch.poll()
-
-    def _watch(self) -> None:
-        """Look for workers that are missing and may come back. Costs nothing while all are there."""
-        self.groups.watch()
 
     def others_done(self) -> bool:
         """Return whether every other worker is dead or done with its training."""

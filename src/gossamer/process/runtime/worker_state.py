@@ -24,8 +24,8 @@ from gossamer.process.replica.agreement import Agreement
 from gossamer.process.runtime.flat_model import FlatModel, plain_name
 from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.staging import Staging
-from gossamer.process.state.lineage import Lineage
-from gossamer.process.state.merging import ROOT, generation_id
+from gossamer.process.state.lineage import Lineage, ViewId
+from gossamer.process.state.merging import ROOT
 from gossamer.process.watches.weight_watch import WeightWatch
 from gossamer.vectors.flat import as_part_of, local_part
 
@@ -95,11 +95,10 @@ class WorkerState:
     def checksum(self) -> float:
         return float(self.flat_model.x.double().sum())
 
-    def count_step(self, generation: int, members: list[int]) -> None:
-        """Note that a step was made among these members."""
-        if self.method.lockstep and members:
-            name = generation_id(generation, members)
-            self.lineage = (self.lineage or ROOT).after_step(name, len(members))
+    def count_step(self, view: ViewId, workers: int) -> None:
+        """Note that a step was made by the workers of a view."""
+        if self.method.lockstep and workers:
+            self.lineage = (self.lineage or ROOT).after_step(view, workers)
 
     def on_merge(self, text: str) -> None:
         self.events.add(EventKind.MERGED, text)

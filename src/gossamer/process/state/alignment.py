@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gossamer.process.collectives.peer_group import PeerGroup, Pending
 from gossamer.process.state import merging
-from gossamer.process.state.lineage import Head
+from gossamer.process.state.lineage import Head, ViewId
 from gossamer.process.state.state_transfer import TransferableState, transfer_state
 
 
@@ -22,7 +22,7 @@ def align(
     wait: Callable[[Pending], None],
     state: TransferableState,
     step: int,
-    generation: int,
+    view: ViewId,
     members: Sequence[int],
 ) -> None:
     """Align the ``members`` of a generation, which all call this.
@@ -32,7 +32,7 @@ def align(
         wait: Waits for communication in the group; RuntimeError if it fails.
         state: The state of this worker.
         step: The step of this worker; -1 if it has no state yet.
-        generation: The number of the generation.
+        view: The name of the generation.
         members: The ranks of its members.
     """
 
@@ -57,12 +57,11 @@ def align(
         standings = merging.exchange_standings(gather, merging.Standing(lineage, state.checksum()))
         heads = merging.heads_of(standings)
         sources = list(heads[0].ranks) if heads else [0]
-    if generation > 0:
+    if view.number > 0:
         state.on_membership_change()
-    name = merging.generation_id(generation, members)
     if len(heads) > 1:
         merging.merge_states(broadcast, state, merging.parts_of(heads, standings), own)
-        state.lineage = merging.merged_lineage(heads, name, len(members))
+        state.lineage = merging.merged_lineage(heads, view, len(members))
         state.on_merge(merging.describe(heads, members))
         return
     behind = [index for index in ranks if index not in sources]
@@ -74,7 +73,7 @@ def align(
     else:
         transfer_state(broadcast, state, sends=own == sources[0], takes=own in behind)
     if state.lockstep:
-        state.lineage = merging.merged_lineage(heads, name, len(members))
+        state.lineage = merging.merged_lineage(heads, view, len(members))
 
 
 def _transfer_between_two(

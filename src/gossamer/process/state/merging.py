@@ -8,7 +8,6 @@ averaged, each side by the work that only it has done.
 from __future__ import annotations
 
 import json
-import zlib
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -38,11 +37,6 @@ class Part(NamedTuple):
 
     member: int
     weight: float
-
-
-def generation_id(generation: int, members: Sequence[int]) -> ViewId:
-    """Return the name of a generation. Two sides of a partition use the same number, with other members."""
-    return ViewId(generation, members[0], zlib.crc32(json.dumps(list(members)).encode()))
 
 
 def exchange_standings(gather: Callable[[Tensor], list[Tensor]], own: Standing) -> list[Standing]:
@@ -133,6 +127,6 @@ def describe(heads: Sequence[Head], members: Sequence[int]) -> str:
     return "workers that trained separately were averaged: " + ", ".join(map(side, heads))
 
 
-def merged_lineage(heads: Sequence[Head], generation: ViewId, workers: int) -> Lineage:
+def merged_lineage(heads: Sequence[Head], view: ViewId, workers: int) -> Lineage:
     """Return the lineage of every member afterwards."""
-    return merge(heads, generation, workers) if heads else ROOT
+    return merge(heads, view, workers) if heads else ROOT

@@ -1,4 +1,4 @@
-"""One history: faults drawn from a seed, then a whole network; and what must hold in it."""
+"""One history: faults drawn from a seed, then a whole network and the end; and what must hold in it."""
 
 from __future__ import annotations
 
@@ -6,15 +6,17 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gossamer.process.liveness.liveness import Liveness
-from gossamer.process.liveness.records import Stage
+from gossamer.testing.histories.invariants import Violated
 from gossamer.testing.histories.network import LinkQuality
-from gossamer.testing.histories.world import TIMING, MachineFactory, Violated, World
+from gossamer.testing.histories.world import TIMING, Parts, World
 
 KNOWN_AFTER_S = 4.0
 """So long after the last fault everybody knows who is alive."""
 
 HUNG_KNOWN_AFTER_S = TIMING.hung_s + 2.0
+
+ENDS_AFTER_S = 6.0
+"""So long after the last step everybody has the final average and has left."""
 
 
 @dataclass(frozen=True)
@@ -25,29 +27,49 @@ class Result:
     violation: str | None
     num_messages: int
     num_notices: int
+    num_steps: int
+    num_merges: int
+    num_discarded: int
+    num_repeated: int
     simulated_s: float
 
 
-def run_history(seed: int, make_machine: MachineFactory = Liveness, log: Callable[[str], None] | None = None) -> Result:
+def run_history(seed: int, parts: Parts | None = None, log: Callable[[str], None] | None = None) -> Result:
     """Run the history of ``seed``. ``log``: is told what happens, line by line."""
-    history = History(seed, make_machine, log)
+    history = History(seed, parts, log)
     violation = None
     try:
         history.run()
     except Violated as error:
         violation = f"{error} (after {history.world.now:.3f} s)"
     world = history.world
-    return Result(seed, violation, world.network.num_messages, world.num_notices, world.now)
+    return Result(
+        seed,
+        violation,
+        world.network.num_messages,
+        world.num_notices,
+        world.num_steps,
+        world.num_merges,
+        world.num_discarded,
+        world.num_repeated,
+        world.now,
+    )
 
 
 class History:
-    def __init__(self, seed: int, make_machine: MachineFactory, log: Callable[[str], None] | None) -> None:
+    def __init__(self, seed: int, parts: Parts | None, log: Callable[[str], None] | None) -> None:
         self.rng = rng = random.Random(f"history {seed}")
         self.workers = rng.choice((2, 3, 3, 4, 4, 5, 9))
-        quality = LinkQuality(max_delay_s=rng.choice((0.002, 0.02, 0.1)), loss=rng.choice((0.0, 0.0, 0.02, 0.1)))
-        self.world = World(seed, self.workers, quality, make_machine, log)
+        quality = LinkQuality(
+            max_delay_s=rng.choice((0.002, 0.02, 0.1)),
+            loss=rng.choice((0.0, 0.0, 0.02, 0.1)),
+            duplicates=rng.choice((0.0, 0.0, 0.1)),
+        )
+        self.world = World(seed, self.workers, quality, parts, log, step_s=rng.choice((0.05, 0.2, 0.4)))
+        self.world.has_majority_policy = rng.random() < 0.2
+        if rng.random() < 0.25:
+            self.world.batches = [rng.choice((0, 1, 10, 30, 1_000_000)) for _ in range(self.workers)]
         self.world.say(f"{self.workers} workers, {quality}")
-        self.generation = 0
 
     def run(self) -> None:
         world, rng = self.world, self.rng
@@ -59,6 +81,8 @@ class History:
             self._wait(rng.choice((rng.uniform(0.0, 0.1), rng.uniform(0.1, 1.0), rng.uniform(1.0, 3.0), KNOWN_AFTER_S)))
         self._make_whole()
         self._wait(KNOWN_AFTER_S)
+        world.check_one_model()
+        self._end()
 
     def _wait(self, seconds: float) -> None:
         world = self.world
@@ -68,6 +92,17 @@ class History:
         if any(process.hung for process in world.processes.values()):
             world.queue.run_until(world.now + HUNG_KNOWN_AFTER_S - seconds)
         world.check_known()
+        world.check_progress()
+
+    def _end(self) -> None:
+        world = self.world
+        ranks = [trainer.rank for trainer in world.running()]
+        world.enough = True
+        world.say("enough")
+        until = world.now + ENDS_AFTER_S
+        while world.now < until and any(rank in world.processes for rank in ranks):
+            world.queue.run_until(world.now + 0.5)
+        world.check_all_ended(ranks)
 
     def _fault(self) -> None:
         world, rng, workers = self.world, self.rng, self.workers
@@ -96,10 +131,9 @@ class History:
             case 11:
                 world.leave(rank)
             case 12:
-                self.generation += 1
-                world.request(rank, self.generation)
+                world.request_next(rank)
             case _:
-                self._finish(rank)
+                world.finish(rank)
 
     def _cut(self, one: int, other: int) -> None:
         """Cut a link. If only one way, then nothing gets through the other way either: answers are missing."""
@@ -109,12 +143,6 @@ class History:
             world.network.cut(one, other)
             world.network.cut(other, one)
             world.disturb()
-
-    def _finish(self, rank: int) -> None:
-        process = self.world.processes.get(rank)
-        if process is not None:
-            self.world.say(f"worker {rank} is done")
-            self.world._do(process, lambda: process.machine.advance(Stage.DONE))
 
     def _make_whole(self) -> None:
         world, rng = self.world, self.rng

@@ -13,6 +13,8 @@ class LinkQuality:
     min_delay_s: float = 0.0005
     max_delay_s: float = 0.005
     loss: float = 0.0
+    duplicates: float = 0.0
+    """The share of messages that come twice."""
 
 
 class EventQueue:
@@ -50,6 +52,8 @@ class Network:
             return
         spread_s = quality.max_delay_s - quality.min_delay_s
         self._queue.at(self._queue.now + quality.min_delay_s + spread_s * rng.random() ** 2, deliver)
+        if quality.duplicates and rng.random() < quality.duplicates:
+            self._queue.at(self._queue.now + quality.min_delay_s + 2 * spread_s * rng.random(), deliver)
 
     def cut(self, sender: int, receiver: int) -> None:
         """Cut one direction of a link."""

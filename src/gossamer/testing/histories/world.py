@@ -4,32 +4,43 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from gossamer.process.liveness.liveness import Change, Liveness, Notice, Send, Timing, first_record
+from gossamer.process.liveness.liveness import Change, Liveness, Send, Timing, first_record
 from gossamer.process.liveness.records import Message, Stage, from_bytes, to_bytes
+from gossamer.process.state.lineage import ViewId
+from gossamer.process.views import messages
+from gossamer.process.views.messages import FINISH, PURPOSES, View, ViewMessage
+from gossamer.process.views.view_change import Installed, SendTo, Tell, ViewChange
+from gossamer.testing.histories.collectives import Collectives
+from gossamer.testing.histories.invariants import Invariants
 from gossamer.testing.histories.network import EventQueue, LinkQuality, Network
+from gossamer.testing.histories.trainer import Model, Trainer
 
 HEARTBEAT_S = 0.1
 
 TIMING = Timing(dead_s=2.0, hung_s=6.0)
 """Shorter than for real workers: a history should not take longer than it has to."""
 
-SLACK_S = 1.5
-"""How much longer than ``Timing`` says it may take until a death is noticed: messages are late and lost."""
 
-MachineFactory = Callable[..., Liveness]
+@dataclass(frozen=True)
+class Parts:
+    """What the simulated workers are made of."""
 
-
-class Violated(Exception):
-    """An invariant does not hold."""
+    liveness: Callable[..., Liveness] = Liveness
+    view_change: Callable[..., ViewChange] = ViewChange
+    trainer: Callable[..., Trainer] = Trainer
 
 
 class Process:
     """One process of a worker."""
 
-    def __init__(self, rank: int, number: int, machine: Liveness, now: float) -> None:
-        self.rank, self.number, self.machine, self.started_at = rank, number, machine, now
+    def __init__(self, rank: int, number: int, machine: Liveness) -> None:
+        self.rank, self.number, self.machine = rank, number, machine
+        self.views: list[ViewChange] = []
+        """One for each purpose."""
+        self.trainer: Trainer | None = None
         self.stopped = False
         """By SIGSTOP: what comes meanwhile waits."""
         self.hung = False
@@ -40,17 +51,20 @@ class Process:
         """What was last said about each other worker, about which process of it, and when."""
 
 
-class World:
+class World(Invariants):
     def __init__(
         self,
         seed: int,
         workers: int,
         quality: LinkQuality,
-        make_machine: MachineFactory = Liveness,
+        parts: Parts | None = None,
         log: Callable[[str], None] | None = None,
         timing: Timing = TIMING,
+        step_s: float | None = None,
     ) -> None:
-        self.seed, self.workers, self.timing, self._make_machine, self._log = seed, workers, timing, make_machine, log
+        """``step_s``: how long a step takes. ``None``: nobody trains."""
+        self.seed, self.workers, self.timing, self._log = seed, workers, timing, log
+        self.parts, self.step_s = parts or Parts(), step_s
         self._encodes = seed % 16 == 0
         """Whether messages travel as bytes, as on a real connection: that takes longer than all the rest."""
         self.rng = random.Random(f"world {seed}")
@@ -67,7 +81,24 @@ class World:
         self.changed_at: dict[int, float] = dict.fromkeys(range(workers), 0.0)
         """When each worker was last disturbed: it, or its links."""
         self.links_changed_at = 0.0
+        self.requested_at = 0.0
+        """When a view was last requested."""
         self.num_notices = 0
+        # What the workers do.
+        self.collectives = Collectives(self)
+        self.batches = [1_000_000] * workers
+        self.has_majority_policy = False
+        self.has_started = False
+        """What the store says to a worker that starts: the training has begun."""
+        self.enough = False
+        """Everybody ends after the next step."""
+        self.models: dict[tuple[ViewId, int], int] = {}
+        """The weights that each name of a model stands for."""
+        self.has_average: set[tuple[ViewId, int]] = set()
+        """Who has published that it has the final average of a view."""
+        self.ended: dict[int, tuple[int, ViewId, int | None]] = {}
+        """Who came to its end: which process, and with which weights."""
+        self.num_steps = self.num_merges = self.num_discarded = self.num_repeated = 0
 
     @property
     def now(self) -> float:
@@ -92,8 +123,8 @@ class World:
         number = 1000 + (-self.num_started if clock_is_behind else self.num_started)
         address = (f"host{rank}", self.num_started)
         own = first_record(rank, number, address)
-        machine = self._make_machine(own, self.workers, self.now, self.seed, self.timing)
-        process = self.processes[rank] = Process(rank, self.num_started, machine, self.now)
+        machine = self.parts.liveness(own, self.workers, self.now, self.seed, self.timing)
+        process = self.processes[rank] = Process(rank, number, machine)
         self.addresses[rank], self.numbers[rank] = address, number
         self.left.discard(rank)
         self.say(f"worker {rank} starts")
@@ -101,7 +132,14 @@ class World:
         machine.all_seen = True
         self._read_board(process)
         self._repeat(process, HEARTBEAT_S, self._beat)
-        self._repeat(process, self.timing.tick_s, lambda process: process.machine.tick(self.now))
+        self._repeat(process, self.timing.tick_s, self._tick)
+        if self.step_s is not None:
+            process.views = [
+                self.parts.view_change(index, rank, number, self.workers, self._gone(process, purpose))
+                for index, purpose in enumerate(PURPOSES)
+            ]
+            process.trainer = self.parts.trainer(self, process, self.batches[rank], self.step_s)
+            self.do(process, process.trainer.start)
 
     def crash(self, rank: int) -> None:
         process = self.processes.pop(rank, None)
@@ -109,6 +147,8 @@ class World:
             self.say(f"worker {rank} is killed")
             self.gone[rank] = process.number
             self.disturb([rank])
+            if process.trainer is not None and process.trainer.view is not None:
+                self.collectives.leave(process.trainer.purpose, process.trainer.view, rank)
 
     def leave(self, rank: int) -> None:
         """End in order."""
@@ -119,6 +159,12 @@ class World:
             self._carry_out(process)
             self.left.add(rank)
             self.crash(rank)
+
+    def end(self, process: Process, view: View) -> None:
+        """A worker has come to the end of its program."""
+        assert process.trainer is not None
+        self.ended[process.rank] = process.number, view.id, process.trainer.final
+        self.leave(process.rank)
 
     def stop(self, rank: int) -> None:
         if rank in self.processes:
@@ -137,7 +183,7 @@ class World:
             waiting, process.waiting = process.waiting, []
             for call in waiting:
                 # Whether it looks at its clock or at its messages first is chance.
-                self.queue.at(self.now + 0.2 * self.rng.random(), lambda call=call: self._do(process, call))  # type: ignore[misc]
+                self.queue.at(self.now + 0.2 * self.rng.random(), lambda call=call: self.do(process, call))  # type: ignore[misc]
 
     def hang(self, rank: int) -> None:
         if rank in self.processes:
@@ -145,21 +191,77 @@ class World:
             self.processes[rank].hung = True
             self.disturb([rank])
 
-    def request(self, rank: int, generation: int) -> None:
+    def request(self, rank: int, number: int) -> None:
         process = self.processes.get(rank)
         if process is not None and not process.stopped:
-            self.say(f"worker {rank} requests generation {generation}")
-            process.machine.request(0, generation)
-            self._carry_out(process)
+            self.say(f"worker {rank} requests generation {number}")
+            self.do(process, lambda: process.machine.request(0, number))
+
+    def request_next(self, rank: int) -> None:
+        process = self.processes.get(rank)
+        if process is not None:
+            self.request(rank, process.machine.own.requests[0] + 1)
+
+    def finish(self, rank: int) -> None:
+        """Let a worker end its training before the others."""
+        process = self.processes.get(rank)
+        if process is not None and process.trainer is not None:
+            process.trainer.batches = 0
+
+    # What workers read and do
+
+    def later(self, process: Process, delay_s: float, call: Callable[[], None]) -> None:
+        """Let the threads of a process do something later: they stand still if it hangs."""
+
+        def act() -> None:
+            if process.hung:
+                self.later(process, 0.1, call)
+            else:
+                self.do(process, call)
+
+        self.queue.at(self.now + delay_s, act)
+
+    def note_model(self, trainer: Trainer, model: Model) -> None:
+        """Models that have one name have the same weights."""
+        assert model.lineage is not None
+        name = model.lineage.head, model.lineage.head_count
+        if self.models.setdefault(name, model.weights) != model.weights:
+            self.violate(f"worker {trainer.rank} has another model than others after the same steps")
+
+    def may_train(self, process: Process) -> bool:
+        if not self.has_majority_policy:
+            return True
+        reached = [rank for rank in range(self.workers) if not process.machine.dead(rank)]
+        return 2 * len(reached) > self.workers or (2 * len(reached) == self.workers and 0 in reached)
+
+    def is_done(self, process: Process, rank: int) -> bool:
+        """Whether a worker is done with its training or dead, as another one knows it."""
+        record = process.machine.record(rank)
+        return process.machine.dead(rank) or (record is not None and record.stage >= Stage.DONE)
+
+    def has_final(self, process: Process, view: View, rank: int) -> bool:
+        """Whether a member has the final average or is dead, as another one knows it."""
+        published = (view.id, rank) in self.has_average and (rank, process.rank) not in self.network.down
+        return published or process.machine.dead(rank)
+
+    def _gone(self, process: Process, purpose: str) -> Callable[[int], bool]:
+        if purpose == FINISH:
+            return process.machine.dead
+        return lambda rank: self.is_done(process, rank)
 
     # Processes
+
+    def _tick(self, process: Process) -> None:
+        process.machine.tick(self.now)
+        for views in process.views:
+            views.tick(self.now)
 
     def _repeat(self, process: Process, interval_s: float, call: Callable[[Process], None]) -> None:
         def again() -> None:
             if self.processes.get(process.rank) is not process:
                 return
             if not process.stopped:
-                self._do(process, lambda: call(process))
+                self.do(process, lambda: call(process))
             self.queue.at(self.now + interval_s * self.rng.uniform(1.0, 1.2), again)
 
         self.queue.at(self.now + interval_s * self.rng.random(), again)
@@ -167,6 +269,8 @@ class World:
     def _beat(self, process: Process) -> None:
         if not process.hung:
             process.machine.beat(process.machine.own.steps + 1, 0.0)
+            if process.trainer is not None:
+                process.trainer.poll()
             if self.rng.random() < 0.1:
                 self._read_board(process)
 
@@ -177,7 +281,7 @@ class World:
                 if rank != process.rank:
                     process.machine.found(rank, self.numbers[rank], address, self.now)
 
-    def _do(self, process: Process, call: Callable[[], None]) -> None:
+    def do(self, process: Process, call: Callable[[], None]) -> None:
         """Let a process do something: later, if it is stopped; never, if it has ended."""
         if self.processes.get(process.rank) is not process:
             return
@@ -188,20 +292,58 @@ class World:
         self._carry_out(process)
 
     def _carry_out(self, process: Process) -> None:
-        actions, process.machine.actions = process.machine.actions, []
-        for action in actions:
-            if isinstance(action, Send):
-                self._send(process, action.rank, action.message)
-            else:
-                self._check(process, action)
+        machine = process.machine
+        while True:
+            actions, machine.actions = machine.actions, []
+            for action in actions:
+                if isinstance(action, Send):
+                    self._send(process, action.rank, action.message)
+                else:
+                    self.check_notice(process, action)
+            changed, machine.changed = machine.changed, set()
+            if process.views and changed:
+                self._tell_views(process, changed)
+            acts = [(views, action) for views in process.views for action in views.actions]
+            if not acts and not machine.actions and not machine.changed:
+                return
+            for views in process.views:
+                views.actions = []
+            for views, action in acts:
+                self._carry_out_view(process, views, action)
 
-    def _send(self, process: Process, rank: int, message: Message) -> None:
+    def _tell_views(self, process: Process, ranks: set[int]) -> None:
+        for index, views in enumerate(process.views):
+            views.request(process.machine.own.requests[index])
+            for rank in ranks:
+                record = process.machine.record(rank)
+                if rank != process.rank and record is not None:
+                    views.heard(rank, record.process, record.views[index])
+            views.update()
+
+    def _carry_out_view(self, process: Process, views: ViewChange, action: SendTo | Tell | Installed) -> None:
+        match action:
+            case SendTo(ranks, message):
+                for rank in ranks:
+                    self._send(process, rank, message)
+            case Tell(number):
+                self.requested_at = self.now
+                process.machine.request(views.purpose, number)
+            case Installed(view):
+                self.say(f"worker {process.rank}: view {view.id.number} of {PURPOSES[views.purpose]}: {view.ranks}")
+                process.machine.enter(views.purpose, view.mark)
+                trainer = process.trainer
+                if trainer is not None:
+                    self.later(process, 0.0, lambda: trainer.installed(views.purpose, view))
+
+    def _send(self, process: Process, rank: int, message: Message | ViewMessage) -> None:
         sender = process.rank
         # As on a real connection: what cannot be answered does not get through either.
         if (rank, sender) in self.network.down:
             return
         known = process.machine.record(rank)
-        address = self.addresses[rank] if known is None or process.machine.dead(rank) else known.address
+        address = self.addresses.get(rank) if known is None or process.machine.dead(rank) else known.address
+        if address is None:
+            return
         if self._encodes:
             message = _travelled(message, self.workers)
 
@@ -209,78 +351,22 @@ class World:
             receiver = self.processes.get(rank)
             if receiver is None or self.addresses[rank] != address:
                 self.network.send(rank, sender, refuse)
-                return
-            self._do(receiver, lambda: receiver.machine.receive(sender, message, self.now))
+            elif isinstance(message, ViewMessage):
+                self.do(receiver, lambda: receiver.views[message.purpose].receive(sender, message))
+            else:
+                self.do(receiver, lambda: receiver.machine.receive(sender, message, self.now))
 
         def refuse() -> None:
-            self._do(process, lambda: process.machine.refused(rank, address, self.now))
+            self.do(process, lambda: process.machine.refused(rank, address, self.now))
 
         self.network.send(sender, rank, arrive)
 
-    # Invariants
 
-    def _check(self, process: Process, notice: Notice) -> None:
-        """What is said about a worker is true, or was just now."""
-        self.num_notices += 1
-        rank, change = notice.rank, notice.change
-        self.say(f"worker {process.rank}: worker {rank} {change}")
-        known = process.machine.record(rank)
-        number = known.process if known is not None else 0
-        before, about, at = process.said.get(rank, (Change.RETURNED, 0, 0.0))
-        process.said[rank] = (change, number, self.now)
-        if change == Change.DIED and before == Change.DIED:
-            raise Violated(f"worker {process.rank} says twice that worker {rank} died")
-        other = self.processes.get(rank)
-        ended_at = self.changed_at[rank]
-        if change == before == Change.RETURNED or other is not None or about != number:
-            pass
-        elif change == Change.RETURNED and at > ended_at > self.links_changed_at + self._known_after_s():
-            raise Violated(f"worker {process.rank} says that worker {rank} is back, as it was when it died")
-        # Whoever was stopped has nothing to say about those that were not.
-        just_resumed = process.resumed_at == self.changed_at[process.rank]
-        quiet_s = self.now - (ended_at if just_resumed else max(ended_at, self.changed_at[process.rank]))
-        if quiet_s < self._known_after_s():
-            return
-        there = {each.rank for each in self.processes.values() if not each.stopped}
-        if change == Change.RETURNED and other is None and not just_resumed:
-            raise Violated(f"worker {process.rank} says that worker {rank} is back, which ended {quiet_s:.1f} s ago")
-        alive = other is not None and not other.stopped and not other.hung
-        connected = rank in self.network.reachable(process.rank, there)
-        others = (at for each, at in self.changed_at.items() if each != process.rank or not just_resumed)
-        quiet = all(self.now - at > self._known_after_s() for at in others)
-        if change == Change.DIED and alive and connected and quiet:
-            raise Violated(f"worker {process.rank} says that worker {rank} died, which is alive and connected")
-
-    def _known_after_s(self) -> float:
-        return self.timing.dead_s + SLACK_S
-
-    def check_known(self) -> None:
-        """Everybody knows who is alive, and what was requested. To be called if nothing has happened for long."""
-        running = {rank for rank, process in self.processes.items() if not process.stopped}
-        for process in [self.processes[rank] for rank in sorted(running)]:
-            heard = self.network.reachable(process.rank, running)
-            for rank in range(self.workers):
-                self._check_one(process, rank, heard)
-            requests = max(self.processes[rank].machine.own.requests[0] for rank in heard)
-            if process.machine.requested(0) < requests:
-                raise Violated(f"worker {process.rank} does not know that generation {requests} is requested")
-
-    def _check_one(self, process: Process, rank: int, heard: set[int]) -> None:
-        dead, other, known = process.machine.dead(rank), self.processes.get(rank), process.machine.record(rank)
-        if rank == process.rank:
-            return
-        if rank in heard and other is not None and not other.hung:
-            if dead or known is None:
-                raise Violated(f"worker {process.rank} does not know that worker {rank} is alive")
-            if known.process != other.machine.own.process:
-                raise Violated(f"worker {process.rank} knows an earlier process of worker {rank} only")
-            if known.stage != other.machine.own.stage:
-                raise Violated(f"worker {process.rank} does not know how far worker {rank} is")
-        elif not dead:
-            raise Violated(f"worker {process.rank} takes worker {rank} for alive")
-
-
-def _travelled(message: Message, workers: int) -> Message:
-    parsed = from_bytes(to_bytes(*message), workers)
+def _travelled(message: Message | ViewMessage, workers: int) -> Message | ViewMessage:
+    parsed: Message | ViewMessage | None
+    if isinstance(message, ViewMessage):
+        parsed = messages.from_bytes(messages.to_bytes(message), workers)
+    else:
+        parsed = from_bytes(to_bytes(*message), workers)
     assert parsed is not None
     return parsed

@@ -1,7 +1,8 @@
-"""Bugs of the protocol, put in one by one: the histories have to find each of them."""
+"""Bugs in who is alive, put in one by one: the histories have to find each of them."""
 
 from gossamer.process.liveness.liveness import Liveness
 from gossamer.process.liveness.records import Kind
+from gossamer.testing.histories.world import Parts
 
 
 class OnlyWhatOneHearsItselfCounts(Liveness):
@@ -65,14 +66,4 @@ class NumbersAreNotRaised(Liveness):
         return record.rank != self.own.rank and super()._learn(record, sender, now)
 
 
-class RequestsAreForgotten(Liveness):
-    """A request travels to the neighbours only, and never again."""
-
-    def _learn(self, record, sender, now):
-        if record.rank != sender and record.rank != self.own.rank:
-            known = self.peers[record.rank].record
-            record = record._replace(requests=known.requests if known else (0, 0, 0))
-        return super()._learn(record, sender, now)
-
-
-BUGS = {bug.__name__: bug for bug in Liveness.__subclasses__()}
+BUGS = {bug.__name__: Parts(liveness=bug) for bug in Liveness.__subclasses__()}

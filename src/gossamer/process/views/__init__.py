@@ -1,0 +1,1 @@
+"""Views: the lists of members of collectives, agreed on by messages between workers."""
