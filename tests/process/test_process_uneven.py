@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import join_script
@@ -28,8 +29,8 @@ CASES = [
 
 
 @pytest.mark.parametrize(("method", "steps"), CASES)
-def test_uneven_batches_cost_nothing(method: str, steps: tuple[int, ...]) -> None:
-    with RealWorkers(len(steps), script=train, method=method, steps=steps) as workers:
+def test_uneven_batches_cost_nothing(method: str, steps: tuple[int, ...], tmp_path: Path) -> None:
+    with RealWorkers(len(steps), script=train, method=method, steps=steps, ended=tmp_path) as workers:
         ends = workers.finished()
     most = ends[steps.index(max(steps))]
     assert most["before"] > 0.9
