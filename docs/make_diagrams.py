@@ -287,7 +287,13 @@ def generations() -> None:
     d.arrow((430, 216), (430, 156), (170, 156), (170, 130), dashed=True)
     d.text(442, 172, "here a connection or a transfer fails:", 11, "start", SOFT)
     d.text(442, 188, "request g + 1", 11, "start", SOFT)
-    d.text(430, 332, "process/views/view_change.py; process/collectives/membership.py; process/state/alignment.py", 11, fill=SOFT)
+    d.text(
+        430,
+        332,
+        "process/views/view_change.py; process/collectives/membership.py; process/state/alignment.py",
+        11,
+        fill=SOFT,
+    )
     d.save()
 
 

@@ -43,12 +43,12 @@ class Invariants:
             raise Violated(f"worker {process.rank} says twice that worker {rank} died")
         other = self.world.processes.get(rank)
         ended_at = self.world.changed_at[rank]
-        if change == before == Change.RETURNED or other is not None or about != number:
+        # Whoever was stopped has nothing to say about those that were not.
+        just_resumed = process.resumed_at == self.world.changed_at[process.rank]
+        if change == before == Change.RETURNED or other is not None or about != number or just_resumed:
             pass
         elif change == Change.RETURNED and at > ended_at > self.world.links_changed_at + self._known_after_s():
             raise Violated(f"worker {process.rank} says that worker {rank} is back, as it was when it died")
-        # Whoever was stopped has nothing to say about those that were not.
-        just_resumed = process.resumed_at == self.world.changed_at[process.rank]
         quiet_s = self.world.now - (ended_at if just_resumed else max(ended_at, self.world.changed_at[process.rank]))
         if quiet_s < self._known_after_s():
             return

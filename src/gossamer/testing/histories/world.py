@@ -6,7 +6,8 @@ import random
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from gossamer.process.liveness.liveness import Send, Timing, first_record
+from gossamer.process.liveness.liveness import Send, first_record
+from gossamer.process.liveness.peer import Timing
 from gossamer.process.liveness.records import Message, Stage, from_bytes, to_bytes
 from gossamer.process.state.lineage import ViewId
 from gossamer.process.views import messages
@@ -323,6 +324,8 @@ class World:
             return
         if self._encodes:
             message = _travelled(message, self.workers)
+        if self.network.sizes:
+            self.network.count(len(_encoded(message)))
 
         def arrive() -> None:
             receiver = self.processes.get(rank)
@@ -339,11 +342,15 @@ class World:
         self.network.send(sender, rank, arrive)
 
 
+def _encoded(message: Message | ViewMessage) -> bytes:
+    return messages.to_bytes(message) if isinstance(message, ViewMessage) else to_bytes(*message)
+
+
 def _travelled(message: Message | ViewMessage, workers: int) -> Message | ViewMessage:
     parsed: Message | ViewMessage | None
     if isinstance(message, ViewMessage):
-        parsed = messages.from_bytes(messages.to_bytes(message), workers)
+        parsed = messages.from_bytes(_encoded(message), workers)
     else:
-        parsed = from_bytes(to_bytes(*message), workers)
+        parsed = from_bytes(_encoded(message), workers)
     assert parsed is not None
     return parsed
