@@ -98,11 +98,8 @@ class Liveness:
         """This worker is done, or leaves: tell the others at once."""
         if stage > self.own.stage:
             self._change(stage=stage)
-            if stage == Stage.LEFT and self._passes_all:
-                # All of them: after this one has left, nobody asks it again.
-                self._gossip(self.peers)
-            else:
-                self._gossip(self.neighbours())
+            # All of them, unless they are many: after this one has left, nobody asks it again.
+            self._gossip(self.peers if stage == Stage.LEFT and self._passes_all else self.neighbours())
 
     def request(self, membership: int, number: int) -> None:
         """A view of a membership is requested: tell the others at once."""

@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from gossamer.process.liveness.heartbeats import BOARD_WORKERS
 from gossamer.process.liveness.liveness import Send, first_record
 from gossamer.process.liveness.peer import Timing
 from gossamer.process.liveness.records import Message, Stage, from_bytes, to_bytes
@@ -249,7 +250,7 @@ class World:
             process.machine.beat(process.machine.own.steps + 1, 0.0)
             if process.trainer is not None:
                 process.trainer.poll()
-            if self.rng.random() < 0.1:
+            if self.rng.random() * max(1.0, self.workers / BOARD_WORKERS) < 0.1:
                 self._read_board(process)
 
     def _read_board(self, process: Process) -> None:
