@@ -269,14 +269,14 @@ def threads() -> None:
 def generations() -> None:
     d = Diagram("architecture-generations", 860, 350)
     d.text(24, 32, "*The life of a membership generation g", 15, "start")
-    d.box(30, 70, 170, 60, "*requested", "key …/requested is g", kind="plain")
-    d.box(345, 70, 170, 60, "*present", "each worker marks itself", kind="plain")
-    d.box(660, 70, 170, 60, "*agreed", "members are published", kind="plain")
+    d.box(30, 70, 170, 60, "*requested", "heartbeats tell all", kind="plain")
+    d.box(345, 70, 170, 60, "*proposed", "coordinator lists members", kind="plain")
+    d.box(660, 70, 170, 60, "*installed", "the view has begun", kind="plain")
     d.box(660, 230, 170, 60, "*connected", "process groups are built", kind="plain")
     d.box(345, 230, 170, 60, "*aligned", "all are at the same step", kind="plain")
     d.box(30, 230, 170, 60, "*active", "collectives run", kind="plain")
-    d.arrow((200, 100), (345, 100), label="others are told")
-    d.arrow((515, 100), (660, 100), label="all present or gone")
+    d.arrow((200, 100), (345, 100), label="all wait or gone")
+    d.arrow((515, 100), (660, 100), label="all have accepted")
     d.arrow((745, 130), (745, 230))
     d.arrow((660, 260), (515, 260), label="state transfer")
     d.arrow((345, 260), (200, 260), label="step is repeated")
@@ -287,7 +287,13 @@ def generations() -> None:
     d.arrow((430, 216), (430, 156), (170, 156), (170, 130), dashed=True)
     d.text(442, 172, "here a connection or a transfer fails:", 11, "start", SOFT)
     d.text(442, 188, "request g + 1", 11, "start", SOFT)
-    d.text(430, 332, "process/collectives/membership.py, group_builder.py; process/state/alignment.py", 11, fill=SOFT)
+    d.text(
+        430,
+        332,
+        "process/views/view_change.py; process/collectives/membership.py; process/state/alignment.py",
+        11,
+        fill=SOFT,
+    )
     d.save()
 
 

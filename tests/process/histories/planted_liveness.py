@@ -2,7 +2,7 @@
 
 from gossamer.process.liveness.liveness import Liveness
 from gossamer.process.liveness.records import Kind
-from gossamer.testing.histories.world import Parts
+from gossamer.testing.histories.process import Parts
 
 
 class OnlyWhatOneHearsItselfCounts(Liveness):

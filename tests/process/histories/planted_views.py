@@ -3,8 +3,8 @@
 from gossamer.process.state.lineage import ViewId
 from gossamer.process.views.messages import Member, View, ViewKind
 from gossamer.process.views.view_change import ViewChange
+from gossamer.testing.histories.process import Parts
 from gossamer.testing.histories.trainer import Model, Trainer
-from gossamer.testing.histories.world import Parts
 
 
 class TheDeadStayMembers(ViewChange):

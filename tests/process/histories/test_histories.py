@@ -4,7 +4,8 @@ import planted_liveness
 import planted_views
 import pytest
 
-from gossamer.process.liveness.liveness import Liveness, Timing, first_record
+from gossamer.process.liveness.liveness import Liveness, first_record
+from gossamer.process.liveness.peer import Timing
 from gossamer.process.liveness.records import Kind, Message, Record, Stage, from_bytes, to_bytes
 from gossamer.testing.histories import __main__ as command
 from gossamer.testing.histories.history import run_history

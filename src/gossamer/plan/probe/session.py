@@ -21,7 +21,7 @@ from gossamer.process.collectives.group_connections import GroupConnections
 from gossamer.process.collectives.membership import STUCK_S
 from gossamer.process.collectives.peer_group import PeerGroup, Pending
 from gossamer.process.liveness.heartbeats import Heartbeats, HeartbeatThread
-from gossamer.process.liveness.liveness import Timing
+from gossamer.process.liveness.peer import Timing
 from gossamer.process.store.addresses import local_address
 from gossamer.process.store.home_store import HostedStore, host_home
 from gossamer.process.store.parsing import Refusals

@@ -26,6 +26,9 @@ HEARTBEAT_INTERVAL_S = 0.1
 BOARD_INTERVAL_S = 1.0
 """How often a worker reads what the others have published in the store."""
 
+BOARD_WORKERS = 64
+"""Among more workers each of them reads it less often."""
+
 
 class Progress(NamedTuple):
     """How far a worker is."""
@@ -82,7 +85,7 @@ class Heartbeats:
             self._started = True
             self.loop.call_soon(self._tick)
         now = time.monotonic()
-        if now - self._board_read_at > BOARD_INTERVAL_S:
+        if now - self._board_read_at > BOARD_INTERVAL_S * max(1.0, self.workers / BOARD_WORKERS):
             self._board_read_at = now
             self._read_board()
             if not self._published or self._liveness.own.stage > Stage.TRAINING:

@@ -10,48 +10,37 @@ Renesse, Minsky and Hayden, 1998) with direct probes as in SWIM (Das, Gupta and 
 3. A worker whose counter stands still is pinged. It is dead if nothing listens at its address, if it does not answer
    either, or if it only answers for very long. What others say about it makes nobody dead.
 4. Dead workers are looked for again and again: a partition heals, a stopped process goes on.
+
+Of more than ``MAX_RECORDS`` workers each message has some of the records only, in turn, besides what is new. Then
+nobody expects all counters to move: a worker watches its neighbours, and tells the others whom it has found dead. They
+look for themselves.
 """
 
 from __future__ import annotations
 
+import itertools
 import random
+from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from enum import StrEnum
 from typing import NamedTuple
 
+from gossamer.process.liveness.peer import NEVER, Peer, Timing
 from gossamer.process.liveness.records import NUM_MEMBERSHIPS, Kind, Message, Record, Stage
 from gossamer.process.net.connection import Address
 
-NEVER = float("-inf")
 MAX_PINGS = 4
 """Silent workers that are pinged at a time: if this worker has been slow, all seem to be silent."""
 
-MAX_RECORDS = 512
-"""In one message."""
+MAX_RECORDS = 64
+"""In one message, besides the sender's own."""
+
+MAX_PUSHES = 20
+"""How often in a tick news are passed on at once. What comes after waits for the next tick, and travels together."""
 
 ALIVE_COUNTS = 5
 """A dead worker that others have heard of is alive again if its counter has moved this far: less may have been on its
 way when it died."""
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Times in seconds."""
-
-    tick_s: float = 0.1
-    gossip_s: float = 0.2
-    """Between two messages to a neighbour that hold no news."""
-    suspect_s: float = 0.5
-    """A worker whose counter has stood still for this long is pinged, and dead if nothing listens at its address."""
-    dead_s: float = 4.0
-    """After this long it is dead if it has not answered for as long. A busy process answers, a stopped one does not."""
-    hung_s: float = 60.0
-    """After this long it is dead even if it answers."""
-    first_s: float = 300.0
-    """How long a worker that was never heard of may still be starting."""
-    paused_s: float = 1.0
-    """A tick that is later than this shows that this process stood still: it could not have heard anything."""
 
 
 class Send(NamedTuple):
@@ -72,22 +61,6 @@ class Notice(NamedTuple):
     rank: int
 
 
-class Peer:
-    """What is known about another worker."""
-
-    def __init__(self, now: float) -> None:
-        self.record: Record | None = None
-        self.moved_at = now
-        """When its counter last moved, as far as is known here."""
-        self.answered_at = NEVER
-        """When a message last came from itself."""
-        self.refused_at = NEVER
-        """When nothing listened at its address."""
-        self.dead = False
-        self.last_heartbeats = 0
-        """Its counter when it died."""
-
-
 class Liveness:
     """What one worker knows of all."""
 
@@ -102,6 +75,18 @@ class Liveness:
         self._rng = random.Random(f"{seed}/{own.rank}/{own.process}")
         self._ticked_at = now
         self._gossip_at = now
+        self._passes_all = workers - 1 <= MAX_RECORDS
+        self._watching: set[int] = set()
+        self._suspects: set[int] = set()
+        """Workers that somebody else has found dead, and this one not yet."""
+        self._lost: set[int] = set()
+        self._turn: deque[int] = deque(self.peers)
+        """Whose records are passed on next, if a message cannot have all."""
+        self._news: dict[int, None] = {}
+        self._found_dead: dict[tuple[int, int], None] = {}
+        """What waits to be passed on."""
+        self._num_pushes = 0
+        self._neighbours: list[int] | None = None
 
     # What the worker does
 
@@ -113,8 +98,8 @@ class Liveness:
         """This worker is done, or leaves: tell the others at once."""
         if stage > self.own.stage:
             self._change(stage=stage)
-            # All of them: after this one has left, nobody asks it again.
-            self._gossip(self.peers if stage == Stage.LEFT else self.neighbours())
+            # All of them, unless they are many: after this one has left, nobody asks it again.
+            self._gossip(self.peers if stage == Stage.LEFT and self._passes_all else self.neighbours())
 
     def request(self, membership: int, number: int) -> None:
         """A view of a membership is requested: tell the others at once."""
@@ -154,12 +139,15 @@ class Liveness:
 
         Both ends of such a pair send. So news reaches n workers in about √n / 2 messages one after the other.
         """
+        if self._neighbours is not None:
+            return self._neighbours
         there = [self.own.rank, *(rank for rank, peer in self.peers.items() if peer.record and not self._gone(rank))]
         ring = sorted(there)
         at, size = ring.index(self.own.rank), len(ring)
         across = max(2, round(size**0.5))
         found = {ring[(at + offset) % size] for offset in (-across, -1, 1, across)}
-        return sorted(found - {self.own.rank})
+        self._neighbours = sorted(found - {self.own.rank})
+        return self._neighbours
 
     def _gone(self, rank: int) -> bool:
         peer = self.peers[rank]
@@ -181,16 +169,19 @@ class Liveness:
         process = message.records[0].process
         if peer.record is not None and process < peer.record.process:
             # Another process of this rank had a higher number: the sender has to take one that is higher still.
-            self._send(sender, Kind.GOSSIP)
+            self._send(sender, Kind.GOSSIP, [sender])
             return
-        news = False
-        for record in message.records:
-            news = self._learn(record, sender, now) or news
+        if peer.record is None and not self._passes_all:
+            # It is new, and needs to know all.
+            self._send(sender, Kind.GOSSIP, list(self.peers))
+        news = [record.rank for record in message.records if self._learn(record, sender, now)]
+        for rank, found_dead in message.found_dead:
+            self._suspect(rank, found_dead, now)
         peer.answered_at, peer.refused_at = now, NEVER
         if message.kind == Kind.PING:
             self._send(sender, Kind.PONG)
         if news:
-            self._gossip(rank for rank in self.neighbours() if rank != sender)
+            self._pass_on(news, sender)
         self._judge(sender, now)
 
     def refused(self, rank: int, address: Address, now: float) -> None:
@@ -224,14 +215,31 @@ class Liveness:
             # Only its address was known: what others have heard of it may be older than its death.
             peer.last_heartbeats = record.heartbeats
         lives = (record.rank == sender and moved) or record.heartbeats >= peer.last_heartbeats + ALIVE_COUNTS
-        if replaced or (peer.dead and lives):
-            peer.dead = False
+        returned = replaced or (peer.dead and lives)
+        if returned:
+            peer.dead, peer.watched_from = False, now
+            self._lost.discard(record.rank)
+            self._clear(record.rank)
             self.actions.append(Notice(Change.RETURNED, record.rank))
             self.changed.add(record.rank)
         raised = self._raise_requests(record.requests)
         if before is None or (record.stage, record.views) != (before.stage, before.views):
             self.changed.add(record.rank)
-        return raised or before is None or replaced or record.stage != before.stage
+        news = before is None or returned or record.stage != before.stage
+        if news:
+            self._neighbours = None
+        return raised or news
+
+    def _suspect(self, rank: int, process: int, now: float) -> None:
+        """Somebody has found this process dead: look for it."""
+        peer = self.peers.get(rank)
+        if peer is None or peer.dead or peer.record is None or peer.record.process != process or rank in self._suspects:
+            return
+        self._suspects.add(rank)
+        peer.suspected_at = now
+        self._send(rank, Kind.PING)
+        self._found_dead[rank, process] = None
+        self._pass_on([], rank)
 
     # Time
 
@@ -241,17 +249,40 @@ class Liveness:
         self._ticked_at = now
         if late_s > self.timing.paused_s:
             self._forgive(late_s, now)
-        for rank in self.peers:
+        watched = self._watched(now)
+        for rank in watched:
             self._judge(rank, now)
-        silent = [rank for rank, peer in self.peers.items() if self._is_silent(peer, now) and not peer.dead]
+        silent = [rank for rank in watched if not self.peers[rank].dead and self._is_silent(self.peers[rank], now)]
         for rank in self._rng.sample(silent, min(MAX_PINGS, len(silent))):
             self._send(rank, Kind.PING)
+        self._num_pushes = 0
+        if self._news or self._found_dead:
+            self._pass_on([], None)
         if now >= self._gossip_at:
             self._gossip_at = now + self.timing.gossip_s
-            self._gossip(self.neighbours())
-            lost = [rank for rank, peer in self.peers.items() if peer.dead]
-            if lost:
-                self._send(self._rng.choice(lost), Kind.PING)
+            self._gossip(self.neighbours(), self._next_in_turn())
+            if self._lost:
+                self._send(self._rng.choice(sorted(self._lost)), Kind.PING)
+
+    def _watched(self, now: float) -> list[int]:
+        """Return the workers whose counters should move, or that others have found dead."""
+        if self._passes_all:
+            return [rank for rank, peer in self.peers.items() if not peer.dead]
+        for rank in list(self._suspects):
+            peer = self.peers[rank]
+            # What others have heard of it may be older than its death.
+            if min(peer.answered_at, peer.moved_at) > peer.suspected_at:
+                self._clear(rank)
+        unknown = [rank for rank, peer in self.peers.items() if peer.record is None]
+        watched = {*self.neighbours(), *self._suspects, *unknown}
+        for rank in watched - self._watching:
+            self.peers[rank].watched_from = now if rank not in self._suspects else NEVER
+        self._watching = watched
+        return sorted(rank for rank in watched if not self.peers[rank].dead)
+
+    def _clear(self, rank: int) -> None:
+        self._suspects.discard(rank)
+        self.peers[rank].suspected_at = NEVER
 
     def _forgive(self, late_s: float, now: float) -> None:
         """This process stood still: the others were not silent, it did not listen."""
@@ -260,7 +291,7 @@ class Liveness:
             peer.answered_at = min(now, peer.answered_at + late_s)
 
     def _is_silent(self, peer: Peer, now: float) -> bool:
-        return peer.record is not None and now - peer.moved_at >= self.timing.suspect_s
+        return peer.record is not None and now - max(peer.moved_at, peer.watched_from) >= self.timing.suspect_s
 
     def _judge(self, rank: int, now: float) -> None:
         peer = self.peers[rank]
@@ -268,27 +299,64 @@ class Liveness:
             peer.dead, peer.last_heartbeats = True, peer.record.heartbeats if peer.record else 0
             self.actions.append(Notice(Change.DIED, rank))
             self.changed.add(rank)
+            self._lost.add(rank)
+            self._neighbours = None
+            if not self._passes_all and peer.record is not None and rank not in self._suspects:
+                self._found_dead[rank, peer.record.process] = None
+                self._pass_on([], rank)
+            self._clear(rank)
 
     def _is_dead(self, peer: Peer, now: float) -> bool:
-        timing, silent_s = self.timing, now - peer.moved_at
+        timing, moved_at = self.timing, max(peer.moved_at, peer.watched_from)
+        silent_s = now - moved_at
         if peer.record is None and not self.all_seen:
             return silent_s > timing.first_s
+        if NEVER < peer.suspected_at < peer.refused_at:
+            return True
         if silent_s < timing.suspect_s:
             return False
         if peer.refused_at > peer.moved_at or silent_s > timing.hung_s:
             return True
-        return now - max(peer.moved_at, peer.answered_at) > timing.dead_s
+        return now - max(moved_at, peer.answered_at, peer.suspected_at) > timing.dead_s
 
     # Sending
 
-    def _gossip(self, ranks: Iterable[int]) -> None:
+    def _gossip(self, ranks: Iterable[int], about: Sequence[int] = ()) -> None:
         for rank in list(ranks):
-            self._send(rank, Kind.GOSSIP)
+            self._send(rank, Kind.GOSSIP, about)
 
-    def _send(self, rank: int, kind: Kind) -> None:
-        known = [peer.record for peer in self.peers.values() if peer.record is not None]
+    def _pass_on(self, news: Sequence[int], sender: int | None) -> None:
+        """Tell the neighbours what is new about others."""
+        neighbours = [rank for rank in self.neighbours() if rank != sender]
+        if self._passes_all:
+            self._gossip(neighbours)
+            return
+        self._news.update(dict.fromkeys(news))
+        self._num_pushes += 1
+        if self._num_pushes > MAX_PUSHES:
+            return
+        about, found_dead = list(self._news), tuple(self._found_dead)
+        self._news, self._found_dead = {}, {}
+        for rank in neighbours:
+            self._send(rank, Kind.GOSSIP, about, found_dead)
+
+    def _next_in_turn(self) -> list[int]:
+        if self._passes_all:
+            return []
+        ranks = list(itertools.islice(self._turn, MAX_RECORDS))
+        self._turn.rotate(-MAX_RECORDS)
+        return ranks
+
+    def _send(
+        self, rank: int, kind: Kind, about: Sequence[int] = (), found_dead: tuple[tuple[int, int], ...] = ()
+    ) -> None:
+        """Send a message with all records; of many workers, only with those ``about`` some of them."""
+        peers = self.peers
+        ranks = list(peers) if self._passes_all else [other for other in about if other != self.own.rank]
+        known = [record for other in ranks if (record := peers[other].record) is not None]
         for at in range(0, max(len(known), 1), MAX_RECORDS):
-            self.actions.append(Send(rank, Message(kind, (self.own, *known[at : at + MAX_RECORDS]))))
+            message = Message(kind, (self.own, *known[at : at + MAX_RECORDS]), found_dead)
+            self.actions.append(Send(rank, message))
 
 
 def first_record(rank: int, process: int, address: Address) -> Record:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 import struct
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -60,27 +60,31 @@ class Message(NamedTuple):
     kind: Kind
     records: tuple[Record, ...]
     """The sender's own comes first."""
+    found_dead: tuple[tuple[int, int], ...] = ()
+    """Workers that somebody has just found dead, and their processes: the receiver looks for itself."""
 
 
-_HEADER = struct.Struct("<BH")
+_HEADER = struct.Struct("<BHH")
+_FOUND_DEAD = struct.Struct("<HQ")
 _RECORD = struct.Struct(f"<HQIIBQd{NUM_MEMBERSHIPS}Q{NUM_MEMBERSHIPS}IHB")
 
 
-def to_bytes(kind: Kind, records: Iterable[Record]) -> bytes:
+def to_bytes(kind: Kind, records: Iterable[Record], found_dead: Sequence[tuple[int, int]] = ()) -> bytes:
     parts, number = [b""], 0
     for record in records:
         host = record.address[0].encode("ascii")
         numbers = (*record[:4], record.stage, record.steps, record.busy_s)
         parts += [_RECORD.pack(*numbers, *record.requests, *record.views, record.address[1], len(host)), host]
         number += 1
-    parts[0] = _HEADER.pack(kind, number)
+    parts[0] = _HEADER.pack(kind, number, len(found_dead))
+    parts += [_FOUND_DEAD.pack(*dead) for dead in found_dead]
     return b"".join(parts)
 
 
 def from_bytes(data: bytes, workers: int) -> Message | None:
     """Return the message; None if that is none of a run with so many workers."""
     try:
-        kind, number = _HEADER.unpack_from(data)
+        kind, number, num_dead = _HEADER.unpack_from(data)
         at, records = _HEADER.size, []
         for _ in range(number):
             fields = _RECORD.unpack_from(data, at)
@@ -88,9 +92,12 @@ def from_bytes(data: bytes, workers: int) -> Message | None:
             host = data[at : at + fields[-1]]
             at += fields[-1]
             records.append(_checked(fields, host, workers))
-        if at != len(data) or not records:
+        if len(data) - at != num_dead * _FOUND_DEAD.size or not records:
             return None
-        return Message(Kind(kind), tuple(records))
+        found_dead = tuple((int(rank), int(process)) for rank, process in _FOUND_DEAD.iter_unpack(data[at:]))
+        if any(rank >= workers for rank, _ in found_dead):
+            return None
+        return Message(Kind(kind), tuple(records), found_dead)
     except (struct.error, ValueError):
         return None
 

@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 
+from gossamer.testing.histories.crowd import run_crowd
 from gossamer.testing.histories.history import Result, run_history
 
 CHUNK = 50
@@ -20,8 +21,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="first seed to run")
     parser.add_argument("--count", type=int, default=1000, help="how many histories to run")
     parser.add_argument("--processes", type=int, default=1, help="how many processes to run them in")
+    parser.add_argument("--workers", type=int, help="instead: lose one of so many workers, and say how long all take")
     parser.add_argument("--messages", action="store_true", help="print messages too")
     options = parser.parse_args(arguments)
+    if options.workers is not None:
+        print(run_crowd(options.workers))
+        return 0
     if options.seed is not None:
         return _print_one(options.seed, options.messages)
     began, failed = time.monotonic(), 0

@@ -54,18 +54,17 @@ class Collectives:
         made = Collective(trainer.purpose, what, number, view)
         collective = self._open.setdefault(made.name, made)
         collective.entries[trainer.rank] = Entry(trainer, value)
-        for rank in view.ranks:
-            if self._is_away(collective, rank) and self._connected(trainer.rank, rank):
-                self._break_later(collective, trainer)
+        if any(self._connected(trainer.rank, rank) for rank in self._away(collective)):
+            self._break_later(collective, trainer)
         self.try_to_complete(collective)
         return collective
 
     def try_to_complete(self, collective: Collective) -> None:
         ranks = collective.view.ranks
         if collective.values is None:
-            if any(rank not in collective.entries for rank in ranks):
+            if len(collective.entries) < len(ranks):
                 return
-            if not all(self._connected(one, other) for one, other in _pairs(ranks)):
+            if self._world.network.down and not all(self._connected(one, other) for one, other in _pairs(ranks)):
                 return
             collective.values = {rank: entry.value for rank, entry in collective.entries.items()}
             self._open.pop(collective.name, None)
@@ -76,10 +75,9 @@ class Collectives:
         values = collective.values
         if trainer.waits_in is not collective or values is None:
             return
-        others = [rank for rank in collective.view.ranks if rank != trainer.rank]
-        if not all(self._connected(trainer.rank, rank) for rank in others):
+        if not all(self._connected(trainer.rank, rank) for rank in collective.view.ranks):
             return
-        if any(self._is_away(collective, rank) for rank in others) and self._world.rng.random() < 0.5:
+        if self._away(collective) - {trainer.rank} and self._world.rng.random() < 0.5:
             trainer.broken(collective)
         else:
             trainer.completed(collective, values)
@@ -102,11 +100,14 @@ class Collectives:
         if not collective.entries:
             self._open.pop(collective.name, None)
 
-    def _is_away(self, collective: Collective, rank: int) -> bool:
-        process = self._world.processes.get(rank)
-        member = next(member for member in collective.view.members if member.rank == rank)
-        away = process is None or process.number != member.process
-        return away or rank in self._left.get(collective.name[:2], ())
+    def _away(self, collective: Collective) -> set[int]:
+        """Return the members that have closed their connections, or whose processes have ended."""
+        world, away = self._world, set(self._left.get(collective.name[:2], ()))
+        for member in collective.view.members if world.gone else ():
+            process = world.processes.get(member.rank)
+            if process is None or process.number != member.process:
+                away.add(member.rank)
+        return away
 
     def _connected(self, one: int, other: int) -> bool:
         down = self._world.network.down

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 
 from gossamer.testing.histories.invariants import Violated
 from gossamer.testing.histories.network import LinkQuality
-from gossamer.testing.histories.world import TIMING, Parts, World
+from gossamer.testing.histories.process import Parts
+from gossamer.testing.histories.world import TIMING, World
 
 KNOWN_AFTER_S = 4.0
 """So long after the last fault everybody knows who is alive."""
@@ -81,7 +82,7 @@ class History:
             self._wait(rng.choice((rng.uniform(0.0, 0.1), rng.uniform(0.1, 1.0), rng.uniform(1.0, 3.0), KNOWN_AFTER_S)))
         self._make_whole()
         self._wait(KNOWN_AFTER_S)
-        world.check_one_model()
+        world.invariants.check_one_model()
         self._end()
 
     def _wait(self, seconds: float) -> None:
@@ -91,18 +92,18 @@ class History:
             return
         if any(process.hung for process in world.processes.values()):
             world.queue.run_until(world.now + HUNG_KNOWN_AFTER_S - seconds)
-        world.check_known()
-        world.check_progress()
+        world.invariants.check_known()
+        world.invariants.check_progress()
 
     def _end(self) -> None:
         world = self.world
-        ranks = [trainer.rank for trainer in world.running()]
+        ranks = [trainer.rank for trainer in world.invariants.running()]
         world.enough = True
         world.say("enough")
         until = world.now + ENDS_AFTER_S
         while world.now < until and any(rank in world.processes for rank in ranks):
             world.queue.run_until(world.now + 0.5)
-        world.check_all_ended(ranks)
+        world.invariants.check_all_ended(ranks)
 
     def _fault(self) -> None:
         world, rng, workers = self.world, self.rng, self.workers

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING
 
 from gossamer.process.liveness.liveness import Change, Notice
 from gossamer.testing.histories.trainer import Phase, Trainer
 
 if TYPE_CHECKING:
-    from gossamer.testing.histories.world import Process
+    from gossamer.testing.histories.process import Process
+    from gossamer.testing.histories.world import World
 
 SLACK_S = 1.5
 """How much longer than ``Timing`` says it may take until a death is noticed: messages are late and lost."""
@@ -22,64 +23,61 @@ class Violated(Exception):
 
 
 class Invariants:
-    """Looks at a ``World`` from outside."""
+    """Looks at a world from outside."""
 
-    processes: dict[int, Process]
-    now: float
-
-    def violate(self: Any, text: str) -> NoReturn:
-        raise Violated(text)
+    def __init__(self, world: World) -> None:
+        self.world = world
 
     # Who is alive
 
     def check_notice(self, process: Process, notice: Notice) -> None:
         """What is said about a worker is true, or was just now."""
-        self.num_notices += 1
+        self.world.num_notices += 1
         rank, change = notice.rank, notice.change
-        self.say(f"worker {process.rank}: worker {rank} {change}")
+        self.world.say(f"worker {process.rank}: worker {rank} {change}")
         known = process.machine.record(rank)
         number = known.process if known is not None else 0
         before, about, at = process.said.get(rank, (Change.RETURNED, 0, 0.0))
-        process.said[rank] = (change, number, self.now)
+        process.said[rank] = (change, number, self.world.now)
         if change == Change.DIED and before == Change.DIED:
             raise Violated(f"worker {process.rank} says twice that worker {rank} died")
-        other = self.processes.get(rank)
-        ended_at = self.changed_at[rank]
-        if change == before == Change.RETURNED or other is not None or about != number:
-            pass
-        elif change == Change.RETURNED and at > ended_at > self.links_changed_at + self._known_after_s():
-            raise Violated(f"worker {process.rank} says that worker {rank} is back, as it was when it died")
+        other = self.world.processes.get(rank)
+        ended_at = self.world.changed_at[rank]
         # Whoever was stopped has nothing to say about those that were not.
-        just_resumed = process.resumed_at == self.changed_at[process.rank]
-        quiet_s = self.now - (ended_at if just_resumed else max(ended_at, self.changed_at[process.rank]))
+        just_resumed = process.resumed_at == self.world.changed_at[process.rank]
+        if change == before == Change.RETURNED or other is not None or about != number or just_resumed:
+            pass
+        elif change == Change.RETURNED and at > ended_at > self.world.links_changed_at + self._known_after_s():
+            raise Violated(f"worker {process.rank} says that worker {rank} is back, as it was when it died")
+        quiet_s = self.world.now - (ended_at if just_resumed else max(ended_at, self.world.changed_at[process.rank]))
         if quiet_s < self._known_after_s():
             return
-        there = {each.rank for each in self.processes.values() if not each.stopped}
+        there = {each.rank for each in self.world.processes.values() if not each.stopped}
         if change == Change.RETURNED and other is None and not just_resumed:
             raise Violated(f"worker {process.rank} says that worker {rank} is back, which ended {quiet_s:.1f} s ago")
         alive = other is not None and not other.stopped and not other.hung and other.machine.own.process == number
-        connected = rank in self.network.reachable(process.rank, there)
-        others = (at for each, at in self.changed_at.items() if each != process.rank or not just_resumed)
-        quiet = all(self.now - at > self._known_after_s() for at in others)
+        connected = rank in self.world.network.reachable(process.rank, there)
+        others = (at for each, at in self.world.changed_at.items() if each != process.rank or not just_resumed)
+        quiet = all(self.world.now - at > self._known_after_s() for at in others)
         if change == Change.DIED and alive and connected and quiet:
             raise Violated(f"worker {process.rank} says that worker {rank} died, which is alive and connected")
 
     def _known_after_s(self) -> float:
-        return self.timing.dead_s + SLACK_S
+        return self.world.timing.dead_s + SLACK_S
 
     def check_known(self) -> None:
         """Everybody knows who is alive, and what was requested. To be called if nothing has happened for long."""
-        running = {rank for rank, process in self.processes.items() if not process.stopped}
-        for process in [self.processes[rank] for rank in sorted(running)]:
-            heard = self.network.reachable(process.rank, running)
-            for rank in range(self.workers):
+        running = {rank for rank, process in self.world.processes.items() if not process.stopped}
+        for process in [self.world.processes[rank] for rank in sorted(running)]:
+            heard = self.world.network.reachable(process.rank, running)
+            for rank in range(self.world.workers):
                 self._check_one(process, rank, heard)
-            requests = max(self.processes[rank].machine.own.requests[0] for rank in heard)
-            if process.machine.own.requests[0] < requests and self.now - self.requested_at > SLACK_S:
+            requests = max(self.world.processes[rank].machine.own.requests[0] for rank in heard)
+            if process.machine.own.requests[0] < requests and self.world.now - self.world.requested_at > SLACK_S:
                 raise Violated(f"worker {process.rank} does not know that generation {requests} is requested")
 
     def _check_one(self, process: Process, rank: int, heard: set[int]) -> None:
-        dead, other, known = process.machine.dead(rank), self.processes.get(rank), process.machine.record(rank)
+        dead, other, known = process.machine.dead(rank), self.world.processes.get(rank), process.machine.record(rank)
         if rank == process.rank:
             return
         if rank in heard and other is not None and not other.hung:
@@ -87,53 +85,55 @@ class Invariants:
                 raise Violated(f"worker {process.rank} does not know that worker {rank} is alive")
             if known.process != other.machine.own.process:
                 raise Violated(f"worker {process.rank} knows an earlier process of worker {rank} only")
-            if known.stage != other.machine.own.stage and self.now - self.changed_at[rank] > SLACK_S:
+            if known.stage != other.machine.own.stage and self.world.now - self.world.changed_at[rank] > SLACK_S:
                 raise Violated(f"worker {process.rank} does not know how far worker {rank} is")
-        elif not dead and self.now - self.changed_at[rank] > self._known_after_s():
+        elif not dead and self.world.now - self.world.changed_at[rank] > self._known_after_s():
             raise Violated(f"worker {process.rank} takes worker {rank} for alive")
 
     # Who is in, and the training
 
-    def running(self: Any) -> list[Trainer]:
+    def running(self) -> list[Trainer]:
         """Return the workers that are neither stopped nor hung."""
-        processes = [self.processes[rank] for rank in sorted(self.processes)]
+        processes = [self.world.processes[rank] for rank in sorted(self.world.processes)]
         return [process.trainer for process in processes if process.trainer and not (process.stopped or process.hung)]
 
-    def check_progress(self: Any) -> None:
+    def check_progress(self) -> None:
         """Whoever is alive and connected makes progress. To be called if nothing has happened for long."""
         trainers = self.running()
         # One that hangs makes no steps, but it passes on what it hears.
-        ranks = {rank for rank, process in self.processes.items() if not process.stopped}
-        down = self.network.down
+        ranks = {rank for rank, process in self.world.processes.items() if not process.stopped}
+        down = self.world.network.down
         for trainer in trainers:
-            side = self.network.reachable(trainer.rank, ranks)
+            side = self.world.network.reachable(trainer.rank, ranks)
             whole = all((one, other) not in down for one in side for other in side)
-            if not whole or not self.may_train(trainer.process):
+            if not whole or not self.world.may_train(trainer.process):
                 continue
-            idle_s = self.now - trainer.progress_at
+            idle_s = self.world.now - trainer.progress_at
             if trainer.phase > Phase.TRAINING:
                 others = [other for other in trainers if other.rank in side and other is not trainer]
                 if any(other.phase == Phase.TRAINING for other in others):
                     continue
-                idle_s = min([idle_s, *(self.now - other.progress_at for other in others)])
+                idle_s = min([idle_s, *(self.world.now - other.progress_at for other in others)])
             if idle_s > PROGRESS_S:
-                self.violate(f"worker {trainer.rank} has stood still for {idle_s:.1f} s")
+                self.world.violate(f"worker {trainer.rank} has stood still for {idle_s:.1f} s")
 
-    def check_one_model(self: Any) -> None:
+    def check_one_model(self) -> None:
         """All workers that train are in one view, and none has a model that is in no other."""
         training = [trainer for trainer in self.running() if trainer.phase == Phase.TRAINING]
         views = {trainer.view.id for trainer in training if trainer.view is not None}
         if len(views) > 1:
-            self.violate(f"the network is whole, and there are {len(views)} views")
+            self.world.violate(f"the network is whole, and there are {len(views)} views")
         models = {trainer.rank: trainer.model for trainer in training}
-        heads = Trainer.heads(self, models)  # type: ignore[arg-type]
+        heads = training[0].heads(models) if training else ()
         if len(heads) > 1:
-            self.violate(f"the network is whole, and workers {[head.ranks for head in heads]} have different models")
+            self.world.violate(
+                f"the network is whole, and workers {[head.ranks for head in heads]} have different models"
+            )
 
-    def check_all_ended(self: Any, ranks: list[int]) -> None:
+    def check_all_ended(self, ranks: list[int]) -> None:
         """These workers have come to their end, with the same weights."""
         for rank in ranks:
-            if rank not in self.ended:
-                self.violate(f"worker {rank} does not come to its end")
-        if len({self.ended[rank][1:] for rank in ranks}) > 1:
-            self.violate("workers end with different weights")
+            if rank not in self.world.ended:
+                self.world.violate(f"worker {rank} does not come to its end")
+        if len({self.world.ended[rank][1:] for rank in ranks}) > 1:
+            self.world.violate("workers end with different weights")

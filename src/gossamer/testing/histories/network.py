@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -43,10 +44,18 @@ class Network:
     def __init__(self, workers: int, quality: LinkQuality, rng: random.Random, queue: EventQueue) -> None:
         self.workers, self.quality, self._rng, self._queue = workers, quality, rng, queue
         self.down: set[tuple[int, int]] = set()
-        self.num_messages = 0
+        self.num_messages = self.num_bytes = self.most_bytes = 0
+        self.sizes = False
+        """Whether to count bytes: to encode each message takes longer than all the rest."""
+        self.received: Counter[int] = Counter()
+
+    def count(self, size_bytes: int) -> None:
+        self.num_bytes += size_bytes
+        self.most_bytes = max(self.most_bytes, size_bytes)
 
     def send(self, sender: int, receiver: int, deliver: Callable[[], None]) -> None:
         self.num_messages += 1
+        self.received[receiver] += 1
         quality, rng = self.quality, self._rng
         if (sender, receiver) in self.down or (quality.loss and rng.random() < quality.loss):
             return

@@ -17,7 +17,8 @@ from gossamer.process.views.view_change import ViewChange
 from gossamer.testing.histories.collectives import Collective
 
 if TYPE_CHECKING:
-    from gossamer.testing.histories.world import Process, World
+    from gossamer.testing.histories.process import Process
+    from gossamer.testing.histories.world import World
 
 TRAIN, FINISH = PURPOSES.index("train"), PURPOSES.index("finish")
 

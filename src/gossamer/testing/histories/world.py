@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
-from gossamer.process.liveness.liveness import Change, Liveness, Send, Timing, first_record
+from gossamer.process.liveness.heartbeats import BOARD_WORKERS
+from gossamer.process.liveness.liveness import Send, first_record
+from gossamer.process.liveness.peer import Timing
 from gossamer.process.liveness.records import Message, Stage, from_bytes, to_bytes
 from gossamer.process.state.lineage import ViewId
 from gossamer.process.views import messages
 from gossamer.process.views.messages import FINISH, PURPOSES, View, ViewMessage
 from gossamer.process.views.view_change import Installed, SendTo, Tell, ViewChange
 from gossamer.testing.histories.collectives import Collectives
-from gossamer.testing.histories.invariants import Invariants
+from gossamer.testing.histories.invariants import Invariants, Violated
 from gossamer.testing.histories.network import EventQueue, LinkQuality, Network
+from gossamer.testing.histories.process import Parts, Process
 from gossamer.testing.histories.trainer import Model, Trainer
 
 HEARTBEAT_S = 0.1
@@ -24,34 +26,7 @@ TIMING = Timing(dead_s=2.0, hung_s=6.0)
 """Shorter than for real workers: a history should not take longer than it has to."""
 
 
-@dataclass(frozen=True)
-class Parts:
-    """What the simulated workers are made of."""
-
-    liveness: Callable[..., Liveness] = Liveness
-    view_change: Callable[..., ViewChange] = ViewChange
-    trainer: Callable[..., Trainer] = Trainer
-
-
-class Process:
-    """One process of a worker."""
-
-    def __init__(self, rank: int, number: int, machine: Liveness) -> None:
-        self.rank, self.number, self.machine = rank, number, machine
-        self.views: list[ViewChange] = []
-        """One for each purpose."""
-        self.trainer: Trainer | None = None
-        self.stopped = False
-        """By SIGSTOP: what comes meanwhile waits."""
-        self.hung = False
-        """Its threads that count heartbeats stand still; it still answers."""
-        self.resumed_at = float("-inf")
-        self.waiting: list[Callable[[], None]] = []
-        self.said: dict[int, tuple[Change, int, float]] = {}
-        """What was last said about each other worker, about which process of it, and when."""
-
-
-class World(Invariants):
+class World:
     def __init__(
         self,
         seed: int,
@@ -86,6 +61,7 @@ class World(Invariants):
         self.num_notices = 0
         # What the workers do.
         self.collectives = Collectives(self)
+        self.invariants = Invariants(self)
         self.batches = [1_000_000] * workers
         self.has_majority_policy = False
         self.has_started = False
@@ -107,6 +83,9 @@ class World(Invariants):
     def say(self, text: str) -> None:
         if self._log is not None:
             self._log(f"{self.now:8.3f}  {text}")
+
+    def violate(self, text: str) -> NoReturn:
+        raise Violated(text)
 
     def disturb(self, ranks: Any = None) -> None:
         """Note that something happens now to these workers; None: to all."""
@@ -271,7 +250,7 @@ class World(Invariants):
             process.machine.beat(process.machine.own.steps + 1, 0.0)
             if process.trainer is not None:
                 process.trainer.poll()
-            if self.rng.random() < 0.1:
+            if self.rng.random() * max(1.0, self.workers / BOARD_WORKERS) < 0.1:
                 self._read_board(process)
 
     def _read_board(self, process: Process) -> None:
@@ -299,7 +278,7 @@ class World(Invariants):
                 if isinstance(action, Send):
                     self._send(process, action.rank, action.message)
                 else:
-                    self.check_notice(process, action)
+                    self.invariants.check_notice(process, action)
             changed, machine.changed = machine.changed, set()
             if process.views and changed:
                 self._tell_views(process, changed)
@@ -308,8 +287,8 @@ class World(Invariants):
                 return
             for views in process.views:
                 views.actions = []
-            for views, action in acts:
-                self._carry_out_view(process, views, action)
+            for views, act in acts:
+                self._carry_out_view(process, views, act)
 
     def _tell_views(self, process: Process, ranks: set[int]) -> None:
         for index, views in enumerate(process.views):
@@ -346,6 +325,8 @@ class World(Invariants):
             return
         if self._encodes:
             message = _travelled(message, self.workers)
+        if self.network.sizes:
+            self.network.count(len(_encoded(message)))
 
         def arrive() -> None:
             receiver = self.processes.get(rank)
@@ -362,11 +343,15 @@ class World(Invariants):
         self.network.send(sender, rank, arrive)
 
 
+def _encoded(message: Message | ViewMessage) -> bytes:
+    return messages.to_bytes(message) if isinstance(message, ViewMessage) else to_bytes(*message)
+
+
 def _travelled(message: Message | ViewMessage, workers: int) -> Message | ViewMessage:
     parsed: Message | ViewMessage | None
     if isinstance(message, ViewMessage):
-        parsed = messages.from_bytes(messages.to_bytes(message), workers)
+        parsed = messages.from_bytes(_encoded(message), workers)
     else:
-        parsed = from_bytes(to_bytes(*message), workers)
+        parsed = from_bytes(_encoded(message), workers)
     assert parsed is not None
     return parsed

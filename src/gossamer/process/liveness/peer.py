@@ -1,0 +1,48 @@
+"""What a worker knows about another one, and after how long it thinks what."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from gossamer.process.liveness.records import Record
+
+NEVER = float("-inf")
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Times in seconds."""
+
+    tick_s: float = 0.1
+    gossip_s: float = 0.2
+    """Between two messages to a neighbour that hold no news."""
+    suspect_s: float = 0.5
+    """A worker whose counter has stood still for this long is pinged, and dead if nothing listens at its address."""
+    dead_s: float = 4.0
+    """After this long it is dead if it has not answered for as long. A busy process answers, a stopped one does not."""
+    hung_s: float = 60.0
+    """After this long it is dead even if it answers."""
+    first_s: float = 300.0
+    """How long a worker that was never heard of may still be starting."""
+    paused_s: float = 1.0
+    """A tick that is later than this shows that this process stood still: it could not have heard anything."""
+
+
+class Peer:
+    """What is known about another worker."""
+
+    def __init__(self, now: float) -> None:
+        self.record: Record | None = None
+        self.moved_at = now
+        """When its counter last moved, as far as is known here."""
+        self.answered_at = NEVER
+        """When a message last came from itself."""
+        self.refused_at = NEVER
+        """When nothing listened at its address."""
+        self.dead = False
+        self.watched_from = NEVER
+        """Since when its counter is expected to move."""
+        self.suspected_at = NEVER
+        """When somebody else had found it dead."""
+        self.last_heartbeats = 0
+        """Its counter when it died."""
