@@ -236,23 +236,28 @@ def join(
     instance, graph, codec = ready
     rank_info = find_rank_info(tls) if group is None else group.place.rank_info(tls)
     recorder = None if output is None else output.recorder(rank_info.rank)
-    has_output, agreement = output is not None, None if group is None else group.agreement
-    runtime = WorkerRuntime(
-        model,
-        optimizer,
-        instance,
-        graph,
-        rank_info,
-        seed,
-        transport,
-        recorder,
-        codec,
-        timeout,
-        has_output,
-        agreement,
-        partition,
-    )
-    swarm = Swarm(runtime, output, None if group is None else group.watch(runtime, rank_info))
+    replica = None if group is None else group.connect(rank_info)
+    try:
+        runtime = WorkerRuntime(
+            model,
+            optimizer,
+            instance,
+            graph,
+            rank_info,
+            seed,
+            transport,
+            recorder,
+            codec,
+            timeout,
+            output is not None,
+            replica,
+            partition,
+        )
+    except BaseException:
+        if replica is not None:
+            replica.watch.close(finished=False)
+        raise
+    swarm = Swarm(runtime, output)
     if output is not None:
         from gossamer.runs.loop.loop_config import loop_config
 

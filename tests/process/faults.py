@@ -24,6 +24,7 @@ from partitions import (  # noqa: F401
     test_the_smaller_side_waits,
 )
 from real_workers import FORKS, RealWorkers, Report
+from replica_faults import test_a_replica_that_lost_a_rank_delays_nobody_and_exchanges_again  # noqa: F401
 from training_script import train
 
 from gossamer.methods import METHODS

@@ -97,7 +97,14 @@ def run(rank: int, environment: dict[str, str], order: dict[str, Any], out: Conn
         except InputError as error:
             out.send({"at": "refused", "why": str(error)})
     try:
-        outcome = train(rank, replica, own, mesh, between, out)
+        if own.get("constant"):
+            from replica_constant import train_constant
+
+            for part in own.get("rounds", [{}]):
+                outcome = train_constant(rank, replica, {**own, **part}, mesh, between, out)
+                out.send({"at": "trained", **outcome})
+        else:
+            outcome = train(rank, replica, own, mesh, between, out)
     except InputError as error:
         out.send({"at": "refused", "why": str(error)})
         return

@@ -67,7 +67,6 @@ WRONG = {
     "between is 'replicas': expected one of the dimensions of mesh, replica, shard": {"between": "replicas"},
     "mesh needs between, the name of its dimension of replicas": {"between": None},
     "mesh has 2 ranks and the process group 4": {"slice": "shard"},
-    "gossip decides by time with whom to exchange": {"method": "gossip", "settings": {}},
     "divisible compresses a gradient as a whole": {"method": "divisible", "settings": {}},
     "ranks differ in method": {"ranks": {3: {"settings": {"period": 5}}}},
     "ranks differ in parameter 0.weight: 8x6 float32 ('S(0)',) on ranks 0-2; 10x6": {"ranks": {3: {"width": 10}}},
@@ -145,21 +144,27 @@ def test_a_mean_that_only_one_shard_completed_counts_for_none(dying):
 LLM = Path(__file__).parents[2] / "examples" / "llm.py"
 
 
-def test_the_llm_example_trains_and_resumes_where_it_was(tmp_path):
-    text = tmp_path / "text.txt"
+def held_out(folder, steps, *options, count=2):
+    """The loss on held-out text of a short training, the same on all ranks."""
+    text = folder / "text.txt"
     text.write_text("".join(f"{number} times {number} is {number**2}.\n" for number in range(400)))
     small = ("--layers", "1", "--width", "32", "--heads", "2", "--context", "16", "--period", "4")
+    arguments = [str(text), *small, "--steps", str(steps), *options]
+    with RealWorkers(count, script=run_example, example=str(LLM), arguments=arguments) as ranks:
+        printed = "".join(report["printed"] for report in ranks.finished())
+    losses = re.findall(r"rank \d: loss on held-out text ([0-9.]+)", printed)
+    assert losses == losses[:1] * count
+    return float(losses[0])
 
-    def held_out(steps, *options):
-        arguments = [str(text), *small, "--steps", str(steps), *options]
-        with RealWorkers(2, script=run_example, example=str(LLM), arguments=arguments) as ranks:
-            printed = "".join(report["printed"] for report in ranks.finished())
-        losses = re.findall(r"rank \d: loss on held-out text ([0-9.]+)", printed)
-        assert len(losses) == 2
-        assert losses[0] == losses[1]
-        return float(losses[0])
 
+def test_the_llm_example_trains_and_resumes_where_it_was(tmp_path):
     # The average that is started after step 8 arrives after step 9: the checkpoint has it in flight.
     options = ("--checkpoint", str(tmp_path / "checkpoint"))
-    assert held_out(8, *options) < 5.5  # as good as knowing nothing
-    assert held_out(12, *options) == held_out(12)
+    assert held_out(tmp_path, 8, *options) < 5.5  # as good as knowing nothing
+    assert held_out(tmp_path, 12, *options) == held_out(tmp_path, 12)
+
+
+def test_the_llm_example_trains_with_a_method_that_does_not_wait(tmp_path):
+    options = ("--checkpoint", str(tmp_path / "checkpoint"), "--method", "a2cid2")
+    assert held_out(tmp_path, 8, *options, count=4) < 5.5
+    assert held_out(tmp_path, 16, *options, count=4) < 5.3

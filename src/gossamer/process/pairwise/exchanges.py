@@ -59,6 +59,8 @@ class PairwiseExchanges:
         self.peers = PeerConnections(self.worker.rank, neighbours, listener, self._on_message, self._counts_as_lost)
         rng = stream(self.worker.seed, "pairing", self.worker.rank)
         self.pairing = Pairing(self.peers, rng, state.lifecycle, lambda: state.metrics.steps > 0, self._give_state)
+        self.offer_rng = self.worker.rng
+        """Draws the times of offers."""
         self.screening = Screening()
         self.delivery = DeliveryWatch(state.events)
         self._agreement: Agreement | None = None
@@ -95,12 +97,16 @@ class PairwiseExchanges:
             if agreement.gives_state or agreement.takes_state:
                 self._transfer_state(agreement)
                 continue
-            if agreement.offered:
-                # Half of a worker's exchanges are its own offers. It catches up on at most one that is overdue.
-                gap = float(self.worker.rng.standard_exponential()) * 2 / effect.rate
-                self._next_offer = max(self._next_offer + gap, self.worker.time - 2 / effect.rate)
-            self._agreement = agreement
+            self._note(agreement, effect.rate)
             return agreement.edge.peer
+
+    def _note(self, agreement: Agreement, rate: float) -> None:
+        """Note on which exchange we have agreed, and when our next offer is due."""
+        if agreement.offered:
+            # Half of a worker's exchanges are its own offers. It catches up on at most one that is overdue.
+            gap = float(self.offer_rng.standard_exponential()) * 2 / rate
+            self._next_offer = max(self._next_offer + gap, self.worker.now - 2 / rate)
+        self._agreement = agreement
 
     def _offer_due_in_s(self) -> float:
         if self.pairing.needs_state:
@@ -108,7 +114,7 @@ class PairwiseExchanges:
         if self.lifecycle.done:
             # It makes no more offers, but still accepts them.
             return float("inf")
-        return (self._next_offer - self.worker.time) * (self.worker.step_s or 0.1)
+        return (self._next_offer - self.worker.now) * (self.worker.step_s or 0.1)
 
     # Swap
 
@@ -127,21 +133,26 @@ class PairwiseExchanges:
             return None
         finally:
             self._agreement = None
-        verdict = self.screening.judge(effect.peer, *norms)
+        if not self._judge(effect.peer, norms, agreement.offered):
+            return None
+        self._estimate_consensus(*compared)
+        return (received, scalars) if effect.scalars else received
+
+    def _judge(self, peer: int, norms: tuple[float, float], offered: bool) -> bool:
+        """Return whether to merge what ``peer`` sent, by the norms of our vector and of the peer's."""
+        verdict = self.screening.judge(peer, *norms)
         if verdict is Verdict.MERGE:
-            self._estimate_consensus(*compared)
             self.metrics.exchanges += 1
-            self.delivery.merged(agreement.offered)
+            self.delivery.merged(offered)
             self.state.history.touch_half(time.monotonic())
-            return (received, scalars) if effect.scalars else received
-        if verdict is Verdict.REFUSE:
+        elif verdict is Verdict.REFUSE:
             self.metrics.refused += 1
-            text = f"refused a message of worker {effect.peer}: not finite or absurdly large"
-            self.state.events.add(EventKind.REFUSED, text, effect.peer)
+            text = f"refused a message of worker {peer}: not finite or absurdly large"
+            self.state.events.add(EventKind.REFUSED, text, peer)
         elif verdict is Verdict.ADOPT:
             # The next exchange is a transfer of the peer's state.
             self.state.nonfinite = self.pairing.needs_state = True
-        return None
+        return verdict is Verdict.MERGE
 
     def _move(self, edge: Edge, effect: Swap) -> Received:
         """Exchange the vectors as they are."""
@@ -173,7 +184,8 @@ class PairwiseExchanges:
         return answer, scalars, (link.norm, link.peer_norm), (vector, answer)
 
     def _estimate_consensus(self, one: Tensor, other: Tensor) -> None:
-        if len(one) <= CHUNK or self.metrics.exchanges % CONSENSUS_EVERY == 0:
+        # The exchange counts already.
+        if len(one) <= CHUNK or self.metrics.exchanges % CONSENSUS_EVERY == 1:
             self.metrics.consensus = distance(one, other) / 2**0.5
 
     def _exchange(self, edge: Edge, sent: Tensor, received: Tensor, scalars: tuple[float, ...]) -> tuple[float, ...]:

@@ -179,6 +179,11 @@ class Pairing:
         offered = self._offered is not None and self._offered[0] is edge
         return not offered and all(used is None or used.edge is not edge for used in (self._agreed, self._taken))
 
+    def giving(self, edge: Edge) -> None:
+        """Our state is to be given over ``edge``, which makes no exchanges until then."""
+        with self._changed:
+            self._giving.add(edge)
+
     def given(self, edge: Edge) -> None:
         """Our state was given over ``edge``, or could not be."""
         with self._changed:

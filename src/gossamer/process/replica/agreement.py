@@ -12,17 +12,17 @@ The ranks of a replica call these functions in the same order, from the training
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
-from datetime import timedelta
+from collections.abc import Callable
 from typing import Protocol, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from gossamer.errors import InputError
 from gossamer.process.collectives.membership import FOREGROUND, Membership, StepRetry
 from gossamer.process.lifecycle import TrainingEnded
+from gossamer.process.replica.inner_group import InnerGroup
+from gossamer.process.replica.watch import ReplicaWatch
 
 COMPLETED, RETRY, ENDED = 0, 1, 2
 """What came of a collective: it completed; the membership has changed, or has to; the training has ended."""
@@ -40,49 +40,12 @@ class Ended(Exception):
     """Base of exceptions that end what the ranks of a replica do together, without a new attempt."""
 
 
-class InnerGroup:
-    """The ranks of one replica, connected by a gloo group of their own: the user's groups are left alone."""
-
-    def __init__(self, ranks: Sequence[int], shard: int, timeout_s: float) -> None:
-        """``ranks``: those of the replica in the user's process group. ``shard``: the number of this one among them."""
-        self.ranks, self.shard = list(ranks), shard
-        self._group = None
-        if len(self.ranks) > 1:
-            timeout = timedelta(seconds=timeout_s)
-            self._group = dist.new_group(self.ranks, timeout, "gloo", use_local_synchronization=True)
-
-    @property
-    def size(self) -> int:
-        return len(self.ranks)
-
-    def gather(self, own: Tensor) -> list[Tensor]:
-        """Return the tensors of all ranks of the replica, in order. All must have the same shape and dtype."""
-        if self._group is None:
-            return [own]
-        parts = [torch.empty_like(own) for _ in self.ranks]
-        try:
-            dist.all_gather(parts, own, group=self._group)
-        except RuntimeError as error:
-            cause = str(error).strip().splitlines()[0]
-            raise InputError(
-                f"a rank of this replica (ranks {self.ranks}) died or left, so the replica is gone and the other "
-                f"replicas go on without it: restart the whole replica ({cause[:100]})"
-            ) from None
-        return parts
-
-    def gather_bytes(self, message: bytes) -> list[bytes]:
-        sizes = [int(size) for size in self.gather(torch.tensor([len(message)]))]
-        padded = torch.zeros(max(1, *sizes), dtype=torch.uint8)
-        if message:
-            padded[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
-        return [part[:size].numpy().tobytes() for part, size in zip(self.gather(padded), sizes, strict=True)]
-
-
 class Parted(Protocol):
     """The part of a replica's state that this rank has."""
 
     needs_state: bool
     taken_from: int | None
+    taken_at: int
 
     def position(self, channel: str) -> int:
         """Return the step that this part is at."""
@@ -91,8 +54,9 @@ class Parted(Protocol):
 class Agreement:
     """One rank's part in what its replica agrees on."""
 
-    def __init__(self, inner: InnerGroup) -> None:
-        self.inner = inner
+    def __init__(self, inner: InnerGroup, background: InnerGroup, watch: ReplicaWatch) -> None:
+        """``background``: the same ranks in a group of their own, for the background thread."""
+        self.inner, self.background, self.watch = inner, background, watch
 
     @property
     def shard(self) -> int:
@@ -175,12 +139,13 @@ class Agreement:
                 "replicas, so its weights would be torn: start the replica again"
             )
 
-    def _exchange(self, code: int, of: Membership, state: Parted | None = None) -> list[tuple[int, int, int, int]]:
+    def _exchange(self, code: int, of: Membership, state: Parted | None = None) -> list[tuple[int, ...]]:
         """Return what came of it on each rank: a code, the members, the step, whose state was taken over."""
         members = sum(1 << rank for rank in of.members) % MEMBERS_MODULUS
         position, taken = (-1, None) if state is None else (state.position(FOREGROUND), state.taken_from)
-        own = torch.tensor([code, members, position, -1 if taken is None else taken])
-        return [(int(row[0]), int(row[1]), int(row[2]), int(row[3])) for row in self.inner.gather(own)]
+        taken_at = 0 if state is None or taken is None else state.taken_at
+        own = torch.tensor([code, members, position, -1 if taken is None else taken, taken_at])
+        return [tuple(row.tolist()) for row in self.inner.gather(own)]
 
 
 def _attempt(act: Callable[[], T]) -> tuple[list[T], int, Exception | None]:

@@ -14,12 +14,10 @@ from gossamer.methods import Method
 from gossamer.methods.divisible import Divisible
 from gossamer.process.joining import join_facts
 from gossamer.process.joining.join_facts import Facts
-from gossamer.process.replica.agreement import InnerGroup
+from gossamer.process.replica.inner_group import InnerGroup
 from gossamer.process.replica.place import Place
 from gossamer.process.runtime.flat_model import plain_name
 from gossamer.vectors.flat import Flat, is_sharded
-
-LOCKSTEP = "allreduce, localsgd, diloco, overlap or sgp"
 
 
 def unwrap_ddp(model: Any, place: Place) -> tuple[Any, bool]:
@@ -70,14 +68,11 @@ def check_model(model: nn.Module, in_ddp: bool, place: Place) -> None:
 
 
 def check_method(method: Method, model: nn.Module, transport: str, has_wire: bool) -> None:
-    """Check that the replicas may use this method: one whose decisions all ranks of a replica make alike."""
-    if method.background is not None or not method.lockstep:
-        raise InputError(
-            f"{method.name} decides by time with whom to exchange, so the ranks of a replica would differ: "
-            f"with mesh use {LOCKSTEP}; diloco with a delay does not wait for the network either"
-        )
+    """Check that the replicas may use this method."""
     if isinstance(method, Divisible) and any(map(is_sharded, model.parameters())):
-        raise InputError(f"divisible compresses a gradient as a whole, and a shard has a part of it: use {LOCKSTEP}")
+        raise InputError(
+            "divisible compresses a gradient as a whole, and a shard has a part of it: take another method"
+        )
     if transport != "tcp":
         raise InputError(f"transport {transport} does not work with mesh yet: leave it out")
     if has_wire:

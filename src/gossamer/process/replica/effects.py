@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
-import torch
-from torch import Tensor
-
-from gossamer.effects import Effect, Gather, Mean, Shift, Start, Swap, Wait
+from gossamer.effects import Effect, Gather, Mean, Shift, Start, Wait
 from gossamer.process.collectives.membership import FOREGROUND, Membership
 from gossamer.process.replica.agreement import Agreement
+from gossamer.process.replica.background import not_finite, sends_finite
 from gossamer.process.runtime.effect_handler import EffectHandler
-from gossamer.process.runtime.worker_state import is_finite
 
 
 class ReplicaEffectHandler(EffectHandler):
@@ -53,15 +49,5 @@ class ReplicaEffectHandler(EffectHandler):
 
         So all shards refuse the same replicas, and a replica that is refused takes over all its parts.
         """
-        assert not isinstance(effect, Swap), "methods with a background part are refused"
-        tensors = effect.tensors if isinstance(effect, Gather) else (effect.vector,)
-        finite = all(is_finite(tensor) for tensor in tensors if tensor.is_floating_point())
-        if self.replica.all_true(finite) or not finite:
-            return effect
-        if isinstance(effect, Gather):
-            return replace(effect, tensors=tuple(map(_not_finite, tensors)))
-        return replace(effect, vector=_not_finite(effect.vector))
-
-
-def _not_finite(tensor: Tensor) -> Tensor:
-    return torch.full_like(tensor, torch.nan) if tensor.is_floating_point() else tensor
+        finite = sends_finite(effect)
+        return effect if self.replica.all_true(finite) or not finite else not_finite(effect)

@@ -10,13 +10,12 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gossamer.methods import Method
-from gossamer.process.events import EventKind
 from gossamer.process.joining.join_checks import check
 from gossamer.process.replica import checks
-from gossamer.process.replica.agreement import Agreement, InnerGroup
+from gossamer.process.replica.agreement import Agreement
+from gossamer.process.replica.inner_group import InnerGroup
 from gossamer.process.replica.place import find_place
 from gossamer.process.replica.watch import ReplicaWatch
-from gossamer.process.runtime.worker_runtime import WorkerRuntime
 from gossamer.process.store.addresses import local_address
 from gossamer.process.store.rank_info import RankInfo
 
@@ -35,7 +34,6 @@ class ReplicaGroup:
         self._in_ddp = False
         self._job = InnerGroup(range(dist.get_world_size()), dist.get_rank(), timeout_s)
         self.inner = InnerGroup(self.place.ranks, self.place.shard, INNER_TIMEOUT_S)
-        self.agreement = Agreement(self.inner)
 
     def check_model(self, model: Any, optimizer: Any) -> tuple[nn.Module, Optimizer]:
         """Return the model and the optimizer to join. InputError if they cannot be."""
@@ -60,7 +58,7 @@ class ReplicaGroup:
         checks.agree(self._job, lambda: (None, checks.check_fragments(method, model, self.inner)))
         return prepared
 
-    def watch(self, runtime: WorkerRuntime, rank_info: RankInfo) -> ReplicaWatch:
-        events = runtime.state.events
-        host = local_address(rank_info.host)
-        return ReplicaWatch(self.inner, host, lambda text: events.add(EventKind.DIED, text))
+    def connect(self, rank_info: RankInfo) -> Agreement:
+        """Connect the ranks of this replica for the training."""
+        background = InnerGroup(self.place.ranks, self.place.shard, INNER_TIMEOUT_S)
+        return Agreement(self.inner, background, ReplicaWatch(self.inner, local_address(rank_info.host)))

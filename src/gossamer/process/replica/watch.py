@@ -2,7 +2,8 @@
 
 A rank that is lost leaves the others in a collective of the user's own parallelism, in which they may hang: NCCL waits
 for minutes. So the first rank of a replica accepts a connection of each other one. A connection that breaks without a
-word means that its rank is dead, and the first rank tells the others.
+word means that its rank is dead, and the first rank tells the others. Over the same connections the first rank tells
+the others what it has decided (``boundary``).
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import time
 from collections.abc import Callable
 
 from gossamer.errors import InputError
-from gossamer.process.replica.agreement import InnerGroup
+from gossamer.process.replica.inner_group import InnerGroup
 
 CONNECT_TIMEOUT_S = 60.0
 DIED_GRACE_S = 2.0
@@ -33,22 +34,36 @@ MAX_LINE_BYTES = 200
 KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3))
 """A machine that is off breaks no connection: the kernel notices after ten seconds."""
 
-FINISHED, LEFT, DIED = "finished", "left", "died"
+FINISHED, LEFT, DIED, MESSAGE = "finished", "left", "died", "message"
+RECEIVE_BYTES = 1 << 16
 
 
 class ReplicaWatch:
     """One rank's connections to the others of its replica."""
 
-    def __init__(self, inner: InnerGroup, host: str, on_loss: Callable[[str], None]) -> None:
-        """``host``: the address of this machine. ``on_loss(text)`` is called once if another rank is lost."""
-        self.inner, self._on_loss = inner, on_loss
+    def __init__(self, inner: InnerGroup, host: str) -> None:
+        """``host``: the address of this machine."""
+        self.inner = inner
+        self.on_loss: Callable[[str], None] = lambda text: None
+        """Called once if another rank dies."""
+        self.on_message: Callable[[str], None] = lambda message: None
+        """Called in the thread of this watch with each message of the first rank."""
+        self.lost = ""
+        """Which rank is lost, in words; empty while all are there."""
         self._peers: dict[int, socket.socket] = {}
+        self._received: dict[int, bytes] = {}
+        """What has come of a line that is not complete yet."""
+        self._sending = threading.Lock()
         self._told: set[int] = set()
         """The ranks that have said goodbye, or are known to be dead."""
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
         if inner.size > 1:
             self._connect(host)
+
+    def start(self) -> None:
+        """Begin to watch and to receive."""
+        if self._peers:
             self._thread = threading.Thread(target=self._run, name="gossamer-replica", daemon=True)
             self._thread.start()
 
@@ -75,6 +90,7 @@ class ReplicaWatch:
                 server.close()
         for peer in self._peers.values():
             peer.settimeout(None)
+            peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, value in KEEPALIVE:
                 if hasattr(socket, name):
@@ -106,36 +122,53 @@ class ReplicaWatch:
                         selector.unregister(key.fileobj)
 
     def _read(self, peer: int) -> bool:
-        """Read one line of a peer; return whether more may follow."""
-        line = _read_line(self._peers[peer])
-        what, _, shard = line.partition(" ")
-        about = int(shard) if shard.isdigit() else peer
-        if not line:
-            what, about = DIED, peer
-        if about not in self._told:
-            self._told.add(about)
-            if self.inner.shard == 0:
-                self._tell(f"{what} {about}", but=about)
-            if what in (DIED, LEFT) and not self._closed.is_set():
-                threading.Thread(target=self._lost, args=(about, what), daemon=True).start()
-        return bool(line)
+        """Read what has come of a peer; return whether more may follow."""
+        data = b""
+        with contextlib.suppress(OSError):
+            data = self._peers[peer].recv(RECEIVE_BYTES)
+        *lines, self._received[peer] = (self._received.get(peer, b"") + data).split(b"\n")
+        for line in lines:
+            what, _, rest = line.decode(errors="replace").partition(" ")
+            if what == MESSAGE:
+                self.on_message(rest)
+            else:
+                self._ended(int(rest) if rest.isdigit() else peer, what)
+        if not data:
+            self._ended(peer, DIED)
+        return bool(data)
+
+    def _ended(self, shard: int, how: str) -> None:
+        """A rank has finished, left or died."""
+        if shard in self._told:
+            return
+        self._told.add(shard)
+        if self.inner.shard == 0:
+            self._tell(f"{how} {shard}", but=shard)
+        if how in (DIED, LEFT) and not self._closed.is_set():
+            threading.Thread(target=self._lost, args=(shard, how), daemon=True).start()
 
     def _lost(self, shard: int, how: str) -> None:
         """Say that a rank is lost, and end this process unless it ends by itself."""
         rank = self.inner.ranks[shard]
         text = f"rank {rank} of this replica {how}: the replica (ranks {self.inner.ranks}) is gone, and this rank ends"
         if how == DIED:
-            self._on_loss(text)
+            self.lost = text
+            self.on_loss(text)
         if not self._closed.wait(DIED_GRACE_S if how == DIED else LEFT_GRACE_S):
             print(f"gossamer: {text}", file=sys.stderr, flush=True)
             # The training thread may hang in a collective, where no exception reaches it.
             os._exit(1)
 
     def _tell(self, line: str, but: int | None = None) -> None:
-        for shard, peer in self._peers.items():
-            if shard != but:
-                with contextlib.suppress(OSError):
-                    peer.sendall(f"{line}\n".encode())
+        with self._sending:
+            for shard, peer in self._peers.items():
+                if shard != but:
+                    with contextlib.suppress(OSError):
+                        peer.sendall(f"{line}\n".encode())
+
+    def send(self, message: str) -> None:
+        """Send a message, without a line break, from the first rank to all others. They receive all in this order."""
+        self._tell(f"{MESSAGE} {message}")
 
     def close(self, finished: bool) -> None:
         """Say goodbye. ``finished``: in order, after ``finish``; otherwise the replica cannot go on."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -26,6 +26,8 @@ from gossamer.process.runtime.partition_policy import PartitionPolicy
 from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.worker_state import WorkerState
 from gossamer.process.watches.optimizer_watch import OptimizerWatch
+
+SERVE_POLL_S = 0.02
 
 
 class Driver:
@@ -74,6 +76,7 @@ class Driver:
         self.start_background()
         self.state.in_step, self._void, self._opened, self._updated = True, False, False, False
         self._gradient_at = time.monotonic()
+        self._gradient_is_there()
         self.lock.acquire()
         self.flat_model.enter_step()
         if self.state.stale_gradient:
@@ -102,6 +105,7 @@ class Driver:
         if self._step is not None:
             self.flat_model.after_update()
             self._run_step()
+        self._step_ends()
         self.state.write_eval_point()
         self.flat_model.leave_step()
         if not self._void:
@@ -122,10 +126,21 @@ class Driver:
             self.effects.early.reset()
         self.effects.notify_step()
 
+    def _gradient_is_there(self) -> None:
+        """A step begins."""
+
+    def _step_ends(self) -> None:
+        """The method's part in a step is over; the lock is held."""
+
+    def serve(self, until: Callable[[], bool]) -> None:
+        """Let the background part go on between steps until ``until()``."""
+        while not until():
+            time.sleep(SERVE_POLL_S)
+
     def _run_step(self) -> bool:
         """Run the method's step; return True at its ``Update``, False at its end."""
         assert self._step is not None
-        merges = _MergeRecorder(self.worker)
+        merges = MergeRecorder(self.worker)
         answer: Any = None
         while True:
             try:
@@ -172,7 +187,7 @@ class Driver:
         if self.flat_model.device.type == "cuda":
             torch.cuda.set_device(self.flat_model.device)
         generator: MethodGenerator | None = None
-        merges = _MergeRecorder(self.worker)
+        merges = MergeRecorder(self.worker)
         answer: Any = None
         # It ends only where it waits for its next exchange or step: an exchange that was agreed on is completed.
         try:
@@ -223,6 +238,9 @@ class Driver:
         self.effects.notify_step()
         # Release threads that wait for a collective of all: the others have left it.
         self.effects.groups.release()
+        self._join_background(timeout_s)
+
+    def _join_background(self, timeout_s: float) -> None:
         if self._thread is not None:
             self._thread.join(timeout_s)
 
@@ -254,7 +272,7 @@ class Driver:
         self.effects.close(timeout_s)
 
 
-class _MergeRecorder:
+class MergeRecorder:
     """Records when a generator merges the answer to a communication, and the answer's staleness."""
 
     def __init__(self, worker: ProcessWorker) -> None:

@@ -50,7 +50,7 @@ class EffectHandler:
         """Do what a method asks for and return the answer; in no other generation than ``started_in``, if given."""
         of = of or self.groups.train
         if isinstance(effect, WaitSteps):
-            return self._wait_steps(self.worker.step + effect.count)
+            return self.wait_steps(self.worker.step + effect.count)
         if isinstance(effect, Mean):
             return self._mean(effect, channel, of, started_in)
         if isinstance(effect, Gather):
@@ -106,7 +106,8 @@ class EffectHandler:
                 raise TrainingEnded
             time.sleep(REBUILD_POLL_S)
 
-    def _wait_steps(self, target: int) -> None:
+    def wait_steps(self, target: int) -> None:
+        """Wait until the worker has done so many steps; TrainingEnded if it will not."""
         with self._step_done:
             while self.worker.step < target and not self.lifecycle.stopped:
                 self._step_done.wait(WAKE_S)

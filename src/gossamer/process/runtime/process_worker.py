@@ -33,6 +33,10 @@ class ProcessWorker:
         self._last_step_at = time.monotonic()
         self.step_s = 0.0
         """Moving average of the time of a step; 0 before the second one."""
+        self.counts_time = False
+        """This worker is a rank of a replica: to its method, time is the number of gradients."""
+        self.num_pending = 0
+        """1 from when a gradient is there until its step counts."""
 
     @property
     def x(self) -> Tensor:
@@ -44,6 +48,12 @@ class ProcessWorker:
 
     @property
     def time(self) -> float:
+        # The ranks of a replica have clocks of their own, and count the same gradients.
+        return float(self.step + self.num_pending) if self.counts_time else self.now
+
+    @property
+    def now(self) -> float:
+        """Local time by the clock of this process."""
         # Between two steps time advances at the usual pace, at most to the next step.
         if not self.step_s:
             return float(self.step)
@@ -55,6 +65,7 @@ class ProcessWorker:
         if self.step:
             self.step_s = duration if not self.step_s else 0.9 * self.step_s + 0.1 * duration
         self.step += 1
+        self.num_pending = 0
 
     def vector(self, name: str, size: int | None = None) -> Tensor:
         if name not in self.vectors:

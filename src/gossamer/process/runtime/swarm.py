@@ -28,7 +28,6 @@ from gossamer.process.averages.series import UserSeries
 from gossamer.process.data.worker_data import WorkerData
 from gossamer.process.events import EventKind, Events
 from gossamer.process.metrics import Metrics
-from gossamer.process.replica.watch import ReplicaWatch
 from gossamer.process.runtime.run_output import RunOutput, checked
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 
@@ -41,11 +40,8 @@ class Swarm:
     Used as a context manager it calls ``finish`` at the end of the block, or ``close`` if an exception ends it.
     """
 
-    def __init__(
-        self, runtime: WorkerRuntime, output: RunOutput | None = None, watch: ReplicaWatch | None = None
-    ) -> None:
-        """``watch``: that of the other ranks, if this worker is a rank of a replica."""
-        self._runtime, self._output, self._watch = runtime, output, watch
+    def __init__(self, runtime: WorkerRuntime, output: RunOutput | None = None) -> None:
+        self._runtime, self._output = runtime, output
         self._data = WorkerData(runtime)
         self._series = UserSeries(runtime)
         # The threads of a worker that is interrupted, or that never finishes, must not outlive its interpreter.
@@ -113,7 +109,7 @@ class Swarm:
     # Data and schedules
 
     def _check_deals(self, name: str) -> None:
-        if self._watch is not None:
+        if self._runtime.state.replica is not None:
             raise InputError(
                 f"swarm.{name} deals data among workers of one rank: with mesh use a DistributedSampler, whose "
                 "num_replicas and rank count the ranks that see data of their own"
@@ -310,8 +306,8 @@ class Swarm:
 
     def _close(self, error: BaseException | None, finished: bool = False) -> None:
         atexit.unregister(self._close_at_exit)
-        if self._watch is not None:
-            self._watch.close(finished)
+        if self._runtime.state.replica is not None:
+            self._runtime.state.replica.watch.close(finished)
         if self._output is not None:
             self._output.close(error)
         if error is not None:

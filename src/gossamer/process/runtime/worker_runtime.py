@@ -27,8 +27,10 @@ from gossamer.process.liveness.heartbeats import Heartbeats, HeartbeatThread, Pr
 from gossamer.process.net.secret import NO_SECRET, is_loopback
 from gossamer.process.pairwise.exchanges import PairwiseExchanges
 from gossamer.process.replica.agreement import Agreement as ReplicaAgreement
+from gossamer.process.replica.driver import make_driver
 from gossamer.process.replica.effects import ReplicaEffectHandler
-from gossamer.process.runtime.driver import Driver
+from gossamer.process.replica.exchanges import ReplicaExchanges
+from gossamer.process.replica.state import ReplicaState
 from gossamer.process.runtime.early_gradient import make_early_gradient
 from gossamer.process.runtime.effect_handler import EffectHandler
 from gossamer.process.runtime.flat_model import FlatModel
@@ -94,8 +96,9 @@ class WorkerRuntime:
         if transport == "nccl":
             nccl.check(self.flat_model.device)
         staging = Staging(self.flat_model.device, nccl=transport == "nccl")
-        self.state = WorkerState(method, self.flat_model, self.worker, staging)
-        self.state.replica = replica
+        state = WorkerState if replica is None else ReplicaState
+        self.state = state(method, self.flat_model, self.worker, staging)
+        self.state.replica, self.worker.counts_time = replica, replica is not None
         self.lifecycle, self.metrics = self.state.lifecycle, self.state.metrics
         self._joined = False
         self._began = ""
@@ -140,14 +143,15 @@ class WorkerRuntime:
         if codec is not None:
             links = Links(codec, seed, self.rank)
             encoded = EncodedMeans(self.groups, staging, partial(MeanLink, codec, seed + self.rank))
-        self.exchanges = PairwiseExchanges(self.state, neighbours, listener, self.heartbeats, links)
+        exchanges = PairwiseExchanges if replica is None else ReplicaExchanges
+        self.exchanges = exchanges(self.state, neighbours, listener, self.heartbeats, links)
         handler = EffectHandler if replica is None else ReplicaEffectHandler
         self.effects = handler(self.state, self.groups, self.exchanges, encoded)
         topic = gradient_topic(method)
         if topic and transport != "nccl" and codec is None and replica is None:
             self.effects.early = make_early_gradient(self.state, self.groups, topic)
         policy = PartitionPolicy(partition, self.everybody, self.heartbeats, events, self.lifecycle)
-        self.driver = Driver(self.state, self.effects, policy)
+        self.driver = make_driver(self.state, self.effects, policy, replica)
         self.missing: list[int] = []
         """Workers that are not in the final average."""
         self._heartbeat_thread = HeartbeatThread(self.heartbeats, self._poll)
@@ -233,8 +237,10 @@ class WorkerRuntime:
             self._take_weights_of_a_peer()
         else:
             train.request(train.requested + 1)
+            rebuild, replica = partial(train.rebuild, self._owner), self.state.replica
             with contextlib.suppress(StepRetry):
-                train.rebuild(self._owner)
+                # All ranks of a replica take over from the same one, at the same step.
+                rebuild() if replica is None else replica.step(train, self.state, rebuild)
         if self.state.needs_state:
             text = "nobody is left to take over from: this worker's weights do not count in the end"
             self.state.events.add(EventKind.NOT_AVERAGED, text)
@@ -244,8 +250,7 @@ class WorkerRuntime:
         pairing.needs_state = True
         self.driver.start_background()
         until = time.monotonic() + STATE_TIMEOUT_S
-        while pairing.needs_state and time.monotonic() < until and not self.others_done():
-            time.sleep(0.01)
+        self.driver.serve(lambda: not pairing.needs_state or time.monotonic() > until or self.others_done())
         pairing.needs_state = False
 
     # The store
@@ -305,11 +310,15 @@ class WorkerRuntime:
         leave_groups_at = time.monotonic() + LEAVE_GROUPS_AFTER_S
         released = False
         wait = FinishWait(self.everybody, self.heartbeats, self.state.events)
-        while not self.others_done():
+
+        def others_done() -> bool:
+            nonlocal released
             wait.poll()
             if not released and time.monotonic() > leave_groups_at:
                 self.groups.release()
                 released = True
-            time.sleep(0.02)
+            return self.others_done()
+
+        self.driver.serve(others_done)
         self.effects.drain()
         self.driver.stop_background(self.exchanges.max_duration_s + 1)

@@ -49,6 +49,8 @@ class WorkerState:
         """The gradient in progress is taken at weights that have been replaced since."""
         self.taken_from: int | None = None
         """The worker whose state this one took over last."""
+        self.taken_at = 0
+        """At which of its steps."""
         self.replica: Agreement | None = None
         """If this worker is a rank of a replica: how it agrees with the others."""
         self.data_position: tuple[int, int] | None = None
@@ -157,7 +159,7 @@ class WorkerState:
             if self.nonfinite:
                 self.method.begin(self.worker)
             self.needs_state = self.nonfinite = False
-            self.taken_from = rest.get("rank")
+            self.taken_from, self.taken_at = rest.get("rank"), rest["step"]
             if rest["step"]:
                 # Otherwise it is the state from before the training.
                 self.history.touch(time.monotonic())
