@@ -8,8 +8,8 @@ from gossamer.testing.histories.process import Parts
 class OnlyWhatOneHearsItselfCounts(Liveness):
     """Nobody passes on what it has heard: two workers that cannot reach each other take each other for dead."""
 
-    def _send(self, rank, kind):
-        super()._send(rank, kind)
+    def _send(self, rank, kind, *about):
+        super()._send(rank, kind, *about)
         last = self.actions[-1]
         self.actions[-1] = last._replace(message=last.message._replace(records=(self.own,)))
 
@@ -33,9 +33,9 @@ class AnyRecordIsNew(Liveness):
 class TheDeadAreNotLookedFor(Liveness):
     """Both sides of a partition forget each other."""
 
-    def _send(self, rank, kind):
+    def _send(self, rank, kind, *about):
         if not (kind == Kind.PING and self.peers[rank].dead):
-            super()._send(rank, kind)
+            super()._send(rank, kind, *about)
 
 
 class TheSilentAreNotAsked(Liveness):

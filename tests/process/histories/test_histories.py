@@ -7,7 +7,11 @@ import pytest
 from gossamer.process.liveness.liveness import Liveness, first_record
 from gossamer.process.liveness.peer import Timing
 from gossamer.process.liveness.records import Kind, Message, Record, Stage, from_bytes, to_bytes
+from gossamer.process.state.lineage import ViewId
+from gossamer.process.views import messages
+from gossamer.process.views.messages import Member, ViewKind, ViewMessage
 from gossamer.testing.histories import __main__ as command
+from gossamer.testing.histories.crowd import run_crowd
 from gossamer.testing.histories.history import run_history
 from gossamer.testing.histories.network import LinkQuality
 from gossamer.testing.histories.world import World
@@ -92,8 +96,46 @@ OWN = Record(1, 5, 9, 2, Stage.DONE, 123, 4.5, (1, 2, 3), (0, 7, 1), ("127.0.0.1
 
 def test_messages_travel_as_they_are():
     other = OWN._replace(rank=0, address=("fe80::1%eth0", 1))
-    data = to_bytes(Kind.PING, [OWN, other])
-    assert from_bytes(data, 2) == Message(Kind.PING, (OWN, other))
+    data = to_bytes(Kind.PING, [OWN, other], [(0, 7)])
+    assert from_bytes(data, 2) == Message(Kind.PING, (OWN, other), ((0, 7),))
+
+
+PROPOSAL = ViewMessage(ViewKind.PROPOSE, 2, 5, 9, ViewId(9, 0, 5), (Member(0, 5), Member(2, 8)))
+
+
+def test_messages_about_views_travel_as_they_are():
+    for message in (PROPOSAL, PROPOSAL._replace(kind=ViewKind.PRESENT, members=())):
+        assert messages.from_bytes(messages.to_bytes(message), 3) == message
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"",
+        b"\xff" * 200,
+        messages.to_bytes(PROPOSAL)[:-1],
+        messages.to_bytes(PROPOSAL) + b"x",
+        messages.to_bytes(PROPOSAL._replace(kind=3)),
+        messages.to_bytes(PROPOSAL._replace(purpose=3)),
+        messages.to_bytes(PROPOSAL._replace(id=ViewId(9, 3, 5))),
+        messages.to_bytes(PROPOSAL._replace(members=(Member(3, 5),))),
+        messages.to_bytes(PROPOSAL._replace(members=(Member(1, 5), Member(0, 8)))),
+        messages.to_bytes(PROPOSAL._replace(members=(Member(1, 5), Member(1, 8)))),
+    ],
+)
+def test_what_is_no_message_about_a_view_is_refused(data):
+    assert messages.from_bytes(data, 3) is None
+
+
+@pytest.mark.timeout(300)
+def test_80_workers_agree_within_a_second_of_a_loss_and_send_little():
+    crowd = run_crowd(80)
+    assert crowd.num_views == 1
+    assert crowd.agreed_s < 1.0
+    # Four neighbours, five times a second, and not all records to all of them.
+    assert crowd.messages_per_worker < 30
+    assert crowd.bytes_per_worker < 150_000
+    assert crowd.most_bytes < 8_000
 
 
 @pytest.mark.parametrize(
@@ -111,6 +153,7 @@ def test_messages_travel_as_they_are():
         to_bytes(Kind.GOSSIP, [OWN._replace(address=("a", 0))]),
         to_bytes(7, [OWN]),
         to_bytes(Kind.GOSSIP, [OWN._replace(stage=9)]),
+        to_bytes(Kind.GOSSIP, [OWN], [(2, 7)]),
     ],
 )
 def test_what_is_no_message_is_refused(data):

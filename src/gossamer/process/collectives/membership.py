@@ -149,7 +149,7 @@ class Membership:
                     if not self._aligned:
                         raise StepRetry
                     self.rebuild(channel)
-                generation = self.generation
+                generation, view = self.generation, self.view
                 call = self._relative(requested_call)
                 members = self.members_of(call.group)
                 disconnected = self._disconnected
@@ -159,7 +159,7 @@ class Membership:
             self.waits.begin(channel, call, members)
             completed = False
             try:
-                group = self._group(channel, generation, members, on_gpu, call)
+                group = self._group(channel, view, members, on_gpu, call)
                 for work in communicate(group, call):
                     group_builder.wait(work, self.deadline.seconds, disconnected.is_set)
                 completed = True
@@ -199,11 +199,11 @@ class Membership:
         return tuple(rank for rank in self.members if group is None or rank in group)
 
     def _group(
-        self, channel: str, generation: int, members: tuple[int, ...], on_gpu: bool = False, call: Call | None = None
+        self, channel: str, view: ViewId, members: tuple[int, ...], on_gpu: bool = False, call: Call | None = None
     ) -> Any:
         """Return the process group of one channel and topic among ``members``; built on first use."""
         about = (channel, call.name if call else "", ",".join(map(str, members)))
-        name = f"{self.key}/" + hashlib.sha1(repr(about).encode()).hexdigest()[:16]
+        generation, name = view.number, self._name(view) + "/" + hashlib.sha1(repr(about).encode()).hexdigest()[:16]
         key = STATE_TRANSFER if channel == STATE_TRANSFER else name
         groups = self._groups
         if key not in groups:
@@ -246,7 +246,10 @@ class Membership:
     @property
     def key(self) -> str:
         """The name of the view. The two sides of a partition have the same generation, but not the same view."""
-        return f"group/{self.purpose}/{self.view.number}-{self.view.leader}-{self.view.process}"
+        return self._name(self.view)
+
+    def _name(self, view: ViewId) -> str:
+        return f"group/{self.purpose}/{view.number}-{view.leader}-{view.process}"
 
     def poll(self) -> None:
         """Close the groups of a collective that waits for a dead member, or that others have given up.
@@ -302,7 +305,7 @@ class Membership:
                 continue
             try:
                 if self._aligned and len(members) > 1:
-                    group = self._group(STATE_TRANSFER, generation, tuple(members))
+                    group = self._group(STATE_TRANSFER, view.id, tuple(members))
                     self._started[STATE_TRANSFER] = time.monotonic()
                     disconnected = self._disconnected
 

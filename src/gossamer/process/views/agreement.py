@@ -81,7 +81,7 @@ class Agreement:
 
     def _on_message(self, sender: int, data: bytes) -> None:
         message = from_bytes(data, self._heartbeats.workers)
-        if message is None:
+        if message is None or sender >= self._heartbeats.workers:
             self._refusals.refuse(f"a message of worker {sender}", f"refused a message of worker {sender}")
             return
         machine = self._machines[message.purpose]
