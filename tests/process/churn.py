@@ -94,7 +94,8 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
     torch.manual_seed(0)
     model = nn.Linear(16, 4)
     targets = torch.randn(16, 4)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    kind = torch.optim.Adam if METHODS[order["method"]].preferred_optimizer == "adam" else torch.optim.SGD
+    optimizer = kind(model.parameters(), lr=0.01)
     began = time.monotonic()
     swarm = join(model, optimizer, method=order["method"], topology="ring")
     out.send({"at": "joined", "after_s": time.monotonic() - began})
