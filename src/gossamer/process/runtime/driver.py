@@ -186,6 +186,8 @@ class Driver:
     def _begin_again(self) -> None:
         """Begin the method's step once more, with the same gradient: nothing has changed since it began."""
         self.metrics.repeated += 1
+        # The members may be too few now.
+        self._policy.wait()
         self._opened = False
         if self.effects.early is not None:
             self.effects.early.reset()
