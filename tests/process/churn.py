@@ -115,7 +115,7 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
             now = time.monotonic()
             if gap_s > order["limit_s"]:
                 stacks.seek(0)
-                events = [f"{now - event.time:.1f} s ago: {event}" for event in list(swarm.events)[-12:]]
+                events = [f"{time.time() - event.time:.1f} s ago: {event}" for event in list(swarm.events)[-12:]]
                 out.send({"at": "gap", "s": gap_s, "starved_s": starved_s, "ended": time.time(), "events": events})
                 out.send({"at": "stacks", "text": stacks.read()})
             if now - sampled > SAMPLE_S:
