@@ -205,7 +205,7 @@ class _Simulation:
             steps=round(cluster.total_steps / c.workers),
             total_steps=cluster.total_steps,
             worker_steps=Spread.of([float(worker.steps_done) for worker in workers]),
-            samples=cluster.total_steps * c.batch if self.run.task.gradients else 0,
+            samples=cluster.total_steps * c.worker_batch if self.run.task.gradients else 0,
             loss=loss,
             train_loss=train_loss,
             accuracy=accuracy,

@@ -214,7 +214,7 @@ def _make_evaluator(run: Run) -> Evaluator:
     device = find_device(c.device)
     torch.manual_seed(c.seed)
     model = task.model()
-    batches = worker_batches(task, c.partition, c.workers, c.batch, c.seed)
+    batches = worker_batches(task, c.partition, c.workers, c.worker_batch, c.seed)
     return Evaluator(
         task, model, batches, seed=c.seed, device=device, backend=c.gradient_backend, precision=c.precision
     )
