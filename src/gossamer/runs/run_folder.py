@@ -182,6 +182,11 @@ def read_history(path: Path) -> list[dict[str, Any]]:
 
 
 def save_model(folder: Path, weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    save_file_at(folder / MODEL, weights, metadata)
+
+
+def save_file_at(path: Path, weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file; readers never see half of it."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -193,8 +198,8 @@ def save_model(folder: Path, weights: Mapping[str, Tensor], metadata: Mapping[st
             part.unlink(missing_ok=True)
             raise OSError(None, f"{error}") from None
 
-    with _writing(folder):
-        _replace(folder / MODEL, save)
+    with _writing(path.parent):
+        _replace(path, save)
 
 
 def make_folders(paths: Sequence[Path]) -> None:

@@ -119,18 +119,21 @@ def _mean(values: list[Any]) -> Any:
     return first
 
 
-def find_checkpoint(path: Path) -> Checkpoint:
-    """Return the checkpoint at ``path``, or the newest of the run there; ``InputError`` if it cannot be used."""
+def find_checkpoint(path: Path, flag: str = "--resume ") -> Checkpoint:
+    """Return the checkpoint at ``path``, or the newest of the run there; ``InputError`` if it cannot be used.
+
+    ``flag``: what stands before the path in errors.
+    """
     if not path.exists():
-        raise InputError(f"--resume {path} is not there: give the folder of a run, or one of its checkpoints")
+        raise InputError(f"{flag}{path} is not there: give the folder of a run, or one of its checkpoints")
     if (path / COMPLETE).exists():
         return _read_checkpoint(path, [])
     complete = _complete_checkpoints(path)
     if not complete:
         runs = sorted(sub.name for sub in path.glob("*") if _complete_checkpoints(sub)) if path.is_dir() else []
         if runs:
-            raise InputError(f"--resume {path} holds several runs: give one of them, such as {path / runs[0]}")
-        raise InputError(f"--resume {path} holds no complete checkpoint: runs with --checkpoint-every or Ctrl-C do")
+            raise InputError(f"{flag}{path} holds several runs: give one of them, such as {path / runs[0]}")
+        raise InputError(f"{flag}{path} holds no complete checkpoint: runs with --checkpoint-every or Ctrl-C do")
     return _read_checkpoint(complete[-1], complete[:-1])
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import collections
 import pickle
+import warnings
 from collections.abc import Iterable, Mapping
 from pathlib import Path, PurePosixPath
 from typing import Any, ClassVar
@@ -27,7 +28,10 @@ from gossamer.vectors.flat import is_sharded
 def save(folder: Path, tensors: Mapping[str, Tensor], process_group: Any) -> None:
     """Write tensors that are spread over the ranks of the group, which all call this. ``OSError`` if that fails."""
     try:
-        dcp.save(dict(tensors), storage_writer=FileSystemWriter(folder), process_group=process_group)
+        with warnings.catch_warnings():
+            # It warns that it overwrites, which a run that was resumed may do.
+            warnings.simplefilter("ignore")
+            dcp.save(dict(tensors), storage_writer=FileSystemWriter(folder), process_group=process_group)
     except dcp.api.CheckpointException as error:
         (cause, *_) = error.failures.values()
         raise OSError(None, str(getattr(cause[0], "strerror", None) or cause[0])) from None
@@ -62,7 +66,10 @@ def load(folder: Path, names: Iterable[str] | None = None, template: Template | 
         else:
             found[name] = torch.empty(about.size, dtype=dtype)
     try:
-        dcp.load(found, storage_reader=Reader(folder), no_dist=True)
+        with warnings.catch_warnings():
+            # It warns that it reads in a single process, which is meant.
+            warnings.simplefilter("ignore")
+            dcp.load(found, storage_reader=Reader(folder), no_dist=True)
     except (dcp.api.CheckpointException, OSError, RuntimeError, ValueError, EOFError) as error:
         cause = (str(error).strip().splitlines() or [type(error).__name__])[-1]
         raise InputError(f"{folder} cannot be read: {cause[:200]}") from None
