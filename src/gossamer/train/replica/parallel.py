@@ -74,7 +74,11 @@ class SpreadPace:
         if torch.is_grad_enabled():
             wait(FORWARD_SHARE * share * self.gradient_s)
             backward_s = (1 - FORWARD_SHARE) * share * self.gradient_s
+
+            def wait_backward(gradient: Tensor) -> None:
+                wait(backward_s)
+
             for output in tree_leaves(outputs):
                 if isinstance(output, Tensor) and output.requires_grad:
-                    output.register_hook(lambda _: wait(backward_s) and None)
+                    output.register_hook(wait_backward)
                     break
