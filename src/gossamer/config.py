@@ -15,11 +15,12 @@ from typing import TYPE_CHECKING, Any
 
 from gossamer import tasks, wire
 from gossamer.errors import InputError, MethodError, unknown
-from gossamer.hardware import HardwareConfig
+from gossamer.hardware import HardwareConfig, parse_link
 from gossamer.methods import METHODS, AnyMethod, Method, MethodConfig, Source, locate
 from gossamer.methods.loading.method_contract import is_encodable
 from gossamer.methods.loading.method_source import build as build_method
 from gossamer.methods.loading.method_source import check_ready
+from gossamer.replica_time import INSIDE, ReplicaShape
 from gossamer.schedules import SHAPES
 from gossamer.settings import Settings, from_values, option
 from gossamer.tasks import Task, TaskConfig
@@ -38,7 +39,6 @@ AUTO = "auto"
 """Stands for the method that ``gossamer.plan.auto`` chooses."""
 
 PRECISIONS = ("float32", "bfloat16")
-INSIDE = ("ddp", "fsdp")
 GRADIENT_BACKENDS = ("auto", "batched", "graph", "loop")
 
 
@@ -112,6 +112,15 @@ class Run:
 
     def method(self) -> Method:
         return self.built_method
+
+    @property
+    def replica(self) -> ReplicaShape | None:
+        """What each worker consists of, if it is a replica of several ranks."""
+        c, hardware = self.config, self.hardware
+        if c.replica_size == 1:
+            return None
+        link = parse_link(hardware.replica_link or hardware.node_link, "--replica-link")
+        return ReplicaShape(c.replica_size, c.inside, link, hardware.replica_blocks)
 
     def values(self) -> dict[str, Any]:
         """Return all settings by name, as in a configuration file."""

@@ -178,6 +178,8 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
         "--method", metavar="NAME,…", help="only these methods, by name or path.py[:CLASS] (default: all built-in ones)"
     )
     add("--topology", metavar="NAME,…", help="only these topologies (default: all that fit)")
+    add("--replica-size", metavar="N", help="plan for replicas of N ranks each, or auto: compare all that fit a node")
+    add("--inside", metavar="TEXT", help="what is inside of replicas: ddp or fsdp (default: both are compared)")
     add(
         "--mixing",
         metavar="X",

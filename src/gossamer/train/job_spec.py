@@ -20,7 +20,17 @@ from gossamer.train.pacing import Pace
 DEFAULT_WORKERS = 4
 """Fewer than the default of virtual workers: real ones take real cores."""
 
-SIMULATED = ("clock", "gradient_backend", "link", "node_link", "slow_link", "fail", "join")
+SIMULATED = (
+    "clock",
+    "gradient_backend",
+    "link",
+    "node_link",
+    "replica_link",
+    "replica_blocks",
+    "slow_link",
+    "fail",
+    "join",
+)
 """Settings that describe a simulation; they do not apply to real workers."""
 
 _SIMULATED_DEFAULTS = {"clock": "hardware", "gradient_backend": "auto"}
