@@ -8,10 +8,10 @@ DDP
     Gradients become ready evenly over the backward pass, and travel in buckets as torch makes them: the first of 1 MB,
     the others of 25 MB. The last bucket is only complete when the backward pass ends.
 FSDP2
-    The model consists of blocks of equal size. Before the forward pass of a block its parameters are gathered, and again
-    before its backward pass; after that its gradients are reduced and scattered. The gather of the next block, and the
-    reduction of the last one, go on while a block is computed. The first gather of each pass and the last reduction
-    have nothing to hide behind. On CPUs (``overlaps`` is false) torch waits for each of them.
+    The model consists of blocks of equal size. Before the forward pass of a block its parameters are gathered, and
+    again before its backward pass; after that its gradients are reduced and scattered. The gather of the next block,
+    and the reduction of the last one, go on while a block is computed. The first gather of each pass and the last
+    reduction have nothing to hide behind. On CPUs (``overlaps`` is false) torch waits for each of them.
 """
 
 from __future__ import annotations

@@ -273,10 +273,10 @@ def milliseconds(seconds: float) -> str:
 def _join_command(winner: Prediction) -> str:
     """Return how a plan with replicas on several nodes is started: each replica is a job of its own."""
     settings = ", ".join(f"{name}={value!r}" for name, value in winner.candidate.settings.items())
+    between = f'gossamer.Replica(int(os.environ["REPLICA"]), {winner.workers}, "HOST:29400")'
     return (
-        f"REPLICA=0 torchrun --nproc-per-node {winner.replica_size} train.py, and so on for {winner.workers} replicas, "
-        f'with gossamer.join(model, optimizer, mesh=mesh, between=gossamer.Replica(index, {winner.workers}, "HOST:29400"), '
-        f"{settings})"
+        f"REPLICA=0 torchrun --nproc-per-node {winner.replica_size} train.py   # to REPLICA={winner.workers - 1}, with "
+        f"gossamer.join(model, optimizer, mesh=mesh, between={between}, {settings})"
     )
 
 

@@ -21,15 +21,8 @@ DEFAULT_WORKERS = 4
 """Fewer than the default of virtual workers: real ones take real cores."""
 
 SIMULATED = (
-    "clock",
-    "gradient_backend",
-    "link",
-    "node_link",
-    "replica_link",
-    "replica_blocks",
-    "slow_link",
-    "fail",
-    "join",
+    *("clock", "gradient_backend", "link", "node_link", "slow_link", "replica_link", "replica_blocks"),
+    *("fail", "join"),
 )
 """Settings that describe a simulation; they do not apply to real workers."""
 

@@ -108,6 +108,8 @@ class _Simulation:
         self.worker_accuracy: list[float | None] = [None] * run.config.workers
         self.history: list[Point] = []
         self.num_events_reported = 0
+        self.copies = 1 if run.replica is None else run.replica.copies
+        """How often the ranks of a worker send each vector."""
         self.total_steps = run.config.steps * run.config.workers
         c, evaluator = run.config, self.cluster.evaluator
         flops = 2.0 * evaluator.flat.size * len(run.task.test[0]) * (c.workers + 1) * c.steps
