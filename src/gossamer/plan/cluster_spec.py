@@ -167,7 +167,9 @@ class ClusterSpec:
             )
         declared = self.replica or ReplicaShape(1, inside, self.inside)
         replica = None if ranks == 1 else dataclasses.replace(declared, ranks=ranks, inside=inside)
-        return dataclasses.replace(self, per_node=per_node // ranks, replica=replica)
+        # Of a node with one replica only the links inside that are known.
+        link = declared.link if self.inside == NO_LINK else self.inside
+        return dataclasses.replace(self, per_node=per_node // ranks, inside=link, replica=replica)
 
     def with_workers(self, workers: int) -> ClusterSpec:
         """Return a cluster of the same kind of nodes with this many workers; a single node just gets more or fewer."""

@@ -144,7 +144,7 @@ class WorkerTask:
         """Return a copy of the whole model's state_dict in host memory. All ranks of a replica must call it."""
         weights = {}
         for name, tensor in self.plain_model.state_dict().items():
-            whole = tensor.full_tensor() if is_sharded(tensor) else tensor  # type: ignore[operator]
+            whole = tensor.full_tensor() if is_sharded(tensor) else tensor
             weights[name] = whole.detach().cpu().clone().contiguous()
         return weights
 

@@ -29,7 +29,8 @@ def parallelize(model: nn.Module, inside: str, mesh: DeviceMesh) -> nn.Module:
             raise InputError(f"--inside fsdp cannot shard {name}, a single number: take --inside ddp")
     for block in blocks(model):
         fully_shard(block, mesh=mesh["shard"])
-    return fully_shard(model, mesh=mesh["shard"])
+    fully_shard(model, mesh=mesh["shard"])
+    return model
 
 
 def blocks(model: nn.Module) -> list[nn.Module]:

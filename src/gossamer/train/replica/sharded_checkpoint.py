@@ -107,9 +107,8 @@ class Reader(FileSystemReader):
             raise InputError(f"{path} cannot be read: {error}") from None
         if not isinstance(metadata, Metadata):
             raise InputError(f"{path} is not what torch.distributed.checkpoint wrote")
-        if getattr(metadata, "storage_meta", None) is None:
-            metadata.storage_meta = StorageMeta()
-        metadata.storage_meta.load_id = self.load_id
+        storage = metadata.storage_meta = getattr(metadata, "storage_meta", None) or StorageMeta()
+        storage.load_id = self.load_id
         return metadata
 
 
