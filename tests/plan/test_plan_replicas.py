@@ -158,7 +158,9 @@ def test_a_file_that_describes_replicas(tmp_path):
     cluster_file.write(spec, tmp_path / "c.toml")
     assert cluster_file.read(tmp_path / "c.toml") == spec
     # Other groups of the same devices.
-    assert spec.with_replicas(4, "ddp").replica == ReplicaShape(4, "ddp", parse_link("2400gbit/5us", ""), 24, overlaps=False)
+    assert spec.with_replicas(4, "ddp").replica == ReplicaShape(
+        4, "ddp", parse_link("2400gbit/5us", ""), 24, overlaps=False
+    )
     flat = spec.with_replicas(1, "")
     assert (flat.workers, flat.inside) == (16, spec.replica.link)
 

@@ -111,9 +111,9 @@ class Training:
             seed,
             recorder=recording.recorder if recording is not None else None,
             codec=codec,
-            replica=None if replica is None else replica.group.agreement,
+            replica=None if replica is None else replica.connect(),
         )
-        swarm = self.swarm = Swarm(runtime, watch=None if replica is None else replica.watch(runtime))
+        swarm = self.swarm = Swarm(runtime)
         if recording is not None:
             recording.begin()
         try:

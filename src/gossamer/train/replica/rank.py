@@ -20,10 +20,9 @@ from torch.optim import Optimizer
 
 from gossamer.methods import Method
 from gossamer.process.replica import checks
+from gossamer.process.replica.agreement import Agreement
 from gossamer.process.replica.joining import ReplicaGroup
 from gossamer.process.replica.place import Replica
-from gossamer.process.replica.watch import ReplicaWatch
-from gossamer.process.runtime.worker_runtime import WorkerRuntime
 from gossamer.process.store.rank_info import START_TIMEOUT_S, RankInfo
 from gossamer.train.pacing import Pace
 from gossamer.train.replica import sharded_checkpoint
@@ -87,8 +86,9 @@ class ReplicaRank:
 
         return self.group.agree(prepare, lambda joined: (joined, method, method.topology.name, seed))
 
-    def watch(self, runtime: WorkerRuntime) -> ReplicaWatch:
-        return self.group.watch(runtime, self.rank_info)
+    def connect(self) -> Agreement:
+        """Connect the ranks of this replica for the training."""
+        return self.group.connect(self.rank_info)
 
     def agree(self, own: Turn) -> Turn:
         """Return what the first rank decided; whether to stop is what any rank says."""
@@ -99,7 +99,7 @@ class ReplicaRank:
 
     def leaders(self, number: int) -> int:
         """Return the number that the first rank of the replica gives."""
-        return int(self.group.agreement.leaders(torch.tensor([number])))
+        return int(self.group.inner.gather(torch.tensor([number]))[0])
 
     def close(self) -> None:
         dist.destroy_process_group()
