@@ -68,6 +68,15 @@ def test_sharded_replicas_train_resume_and_are_exported(gossamer, task, tmp_path
         assert status["bytes_sent"] == sum(rank["bytes_sent"] for rank in status["ranks"])
     assert (tmp_path / "real" / "workers" / "ranks" / "1-1.recording.json").exists()
 
+    (reported,) = gossamer("report", "real", "--out", "report.html", "--json").document["runs"]
+    rows = reported["workers"]["of_replicas"]
+    assert [(row["worker"], row["rank"], row["steps"]) for row in rows] == [
+        (0, 0, 12),
+        (0, 1, 12),
+        (1, 0, 12),
+        (1, 1, 12),
+    ]
+
     # Each rank continues from its own state: the same weights, to the bit.
     half = tmp_path / "real" / "checkpoints" / "12"
     assert {path.name for path in half.iterdir()} == {
