@@ -18,7 +18,7 @@ FORBIDDEN = {
 # Who may import whom: only from the same layer or one below.
 LAYERS = (
     {"errors", "settings", "seeds", "memory", "vectors", "effects", "worker", "hardware", "results"}
-    | {"topology", "compress", "optim", "recording", "schedules", "user_file", "wire", "replica_time"},
+    | {"topology", "compress", "optim", "recording", "schedules", "user_file", "wire"},
     {"methods", "tasks"},
     {"virtual", "process", "config"},
     {"launch", "plan", "report", "reproduce", "runs", "train", "api", "integrations", "testing"},
