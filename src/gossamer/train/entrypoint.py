@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from gossamer.errors import one_line
 from gossamer.process.store.rank_info import RankInfo
@@ -11,19 +12,37 @@ from gossamer.train.job_spec import JobSpec
 from gossamer.train.launcher import handling_stop_signals, orphaned
 from gossamer.train.stop_coordinator import StopCoordinator
 from gossamer.train.training import Training
+from gossamer.train.worker_task import own_device
+
+if TYPE_CHECKING:
+    from gossamer.train.replica.place import ReplicaPlace
 
 FAILURE_TIMEOUT_S = 10.0
 """How long a worker that fails tries to publish why."""
 
 
-def worker_main(job: str, rank_info: RankInfo) -> int:
+def worker_main(job: str, rank_info: RankInfo, place: ReplicaPlace | None = None) -> int:
     """Train as a process that ``LocalWorkers`` started; ``job``: a job spec as JSON. Returns the exit code."""
-    status = run_worker(JobSpec.from_json(job), rank_info, orphaned)
+    status = run_worker(JobSpec.from_json(job), rank_info, orphaned, place)
     return 130 if status.interrupted else 0
 
 
-def run_worker(job_spec: JobSpec, rank_info: RankInfo, should_stop: Callable[[], bool] = lambda: False) -> WorkerStatus:
-    """Train as one worker until the end of the run, or until ``should_stop()``; return the last status."""
+def run_worker(
+    job_spec: JobSpec,
+    rank_info: RankInfo,
+    should_stop: Callable[[], bool] = lambda: False,
+    place: ReplicaPlace | None = None,
+) -> WorkerStatus:
+    """Train as one worker until the end of the run, or until ``should_stop()``; return the last status.
+
+    ``place``: which rank of its worker this process is, if the worker is a replica that this command started.
+    """
+    replica = None
+    if place is not None:
+        # It loads much of torch.distributed.
+        from gossamer.train.replica.rank import ReplicaRank
+
+        replica = ReplicaRank(place, rank_info, own_device(str(job_spec.values["device"])))
     board = StatusBoard(rank_info.connect_store())
     status = WorkerStatus(rank_info.rank)
     try:
@@ -31,7 +50,7 @@ def run_worker(job_spec: JobSpec, rank_info: RankInfo, should_stop: Callable[[],
         coordinator = StopCoordinator(rank_info.rank, rank_info.workers, lockstep=run.method().lockstep)
         # However often signals come: the launcher kills workers that are too slow.
         with handling_stop_signals(coordinator.stop_requested.set):
-            training = Training(job_spec, run, rank_info, board, coordinator, should_stop)
+            training = Training(job_spec, run, rank_info, board, coordinator, should_stop, replica)
             status = training.status
             return training.run_all()
     except Exception as error:
@@ -40,3 +59,5 @@ def run_worker(job_spec: JobSpec, rank_info: RankInfo, should_stop: Callable[[],
         raise
     finally:
         board.close()
+        if replica is not None:
+            replica.close()
