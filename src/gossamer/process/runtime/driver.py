@@ -172,7 +172,7 @@ class Driver:
                 self._step.close()
                 if isinstance(ended, StepRetry) and unchanged and self.state.num_imports == num_imports:
                     self._begin_again()
-                    merges, answer = _MergeRecorder(self.worker), None
+                    merges, answer = MergeRecorder(self.worker), None
                     continue
                 self._step = None
                 self._void = True
