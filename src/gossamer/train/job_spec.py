@@ -40,6 +40,8 @@ class JobSpec:
     """The checkpoint to resume from; empty: start anew."""
     trace: bool = False
     """Whether every worker writes a trace of all its events."""
+    done_before: int = 0
+    """For workers that come later: the steps of a run that was resumed which no worker counts as its own."""
 
     def run(self) -> Run:
         (run,) = resolve(self.values)
@@ -71,7 +73,7 @@ class JobSpec:
         """Return what delays the gradients of worker ``rank``: with --compute to a given time, as on an accelerator."""
         c = run.config
         rng = stream(c.seed, "compute", rank)
-        return Pace(self.compute_times(c.workers), "compute" in self.values, rank, rng, stop)
+        return Pace(self.compute_times(max(c.workers, rank + 1)), "compute" in self.values, rank, rng, stop)
 
 
 def real_settings(values: dict[str, Any], num_started: int | None) -> list[dict[str, Any]]:

@@ -20,11 +20,12 @@ from gossamer.process.runtime.worker_runtime import WorkerRuntime
 from gossamer.process.store.rank_info import RankInfo
 from gossamer.runs.recording_file import RecordingFile
 from gossamer.runs.run_folder import CHECKPOINTS, save_model
-from gossamer.runs.status import DONE, TRAINING, StatusBoard, WorkerStatus
+from gossamer.runs.status import DONE, LEFT, TRAINING, StatusBoard, WorkerStatus
 from gossamer.runs.status_reporter import StatusReporter
 from gossamer.seeds import stream
 from gossamer.train.checkpoint import Checkpoint, find_checkpoint, worker_file, write_state
 from gossamer.train.job_spec import JobSpec
+from gossamer.train.newcomer_job import job_for_newcomers
 from gossamer.train.pacing import EvalSchedule, StepMeter
 from gossamer.train.stop_coordinator import StopCoordinator
 from gossamer.train.worker_task import LossMeter, WorkerTask
@@ -67,6 +68,9 @@ class Training:
         self.losses = LossMeter(self.task.device)
         self.eval_schedule = EvalSchedule(c.eval_every, c.workers)
         self.lockstep = method.lockstep
+        self._is_new = rank_info.rank in rank_info.came
+        self._steps_without = 0
+        """In lockstep: how many steps the others had made when this worker came to the run."""
         self._saved_at = 0
         self._checkpoint_requested = 0
         recording = None
@@ -98,8 +102,12 @@ class Training:
             self.run.config.seed,
             recorder=recording.recorder if recording is not None else None,
             codec=self.run.codec,
+            job=job_for_newcomers(self.job_spec, self.checkpoint, self.rank_info.workers),
         )
+        self.coordinator.everybody = runtime.everybody
         swarm = self.swarm = Swarm(runtime)
+        if self._is_new and self.lockstep:
+            self._steps_without = runtime.worker.step
         if recording is not None:
             recording.begin()
         try:
@@ -114,8 +122,13 @@ class Training:
             self.reporter.start(self._update_status, stopping, swarm.events)
             for _ in self._turns():
                 step = self.steps_done
+                if self.coordinator.shall_leave(step, self.step_meter.period):
+                    self._leave(swarm)
+                    return self.status
                 if not self.coordinator.may_begin(step):
                     break
+                if runtime.worker.placement.ranks != self.task.ranks:
+                    self.task.deal(runtime.worker.placement.ranks)
                 self._step(step)
                 self._save_if_due()
             self._finish(swarm)
@@ -153,7 +166,9 @@ class Training:
         c = self.run.config
         if not self.lockstep:
             # A worker that continues has told the swarm how many steps were made; one that starts anew has not.
-            earlier = 0 if self.checkpoint is None or self._continues else self.checkpoint.total_steps(c.workers)
+            earlier = self.job_spec.done_before
+            if self.checkpoint is not None and not self._continues:
+                earlier = self.checkpoint.total_steps(c.workers)
             yield from self.swarm.batches(itertools.repeat(None), total_steps=c.steps * c.workers - earlier)
         while self.lockstep and self.steps_done < c.steps:
             yield None
@@ -188,11 +203,22 @@ class Training:
     def _displace_start(self) -> None:
         """Move to this worker's own start, if the task has one per worker (the consensus task)."""
         task = self.run.task
-        if task.start is not None:
+        if task.start is not None and not self._is_new:
             start = task.start(self.rank, stream(self.run.config.seed, "start", self.rank))
             with self.runtime.state.lock:
                 x = self.runtime.flat_model.x
                 self.runtime.flat_model.load_weights(x.add_(torch.as_tensor(start).to(x)))
+
+    def _leave(self, swarm: Swarm) -> None:
+        """Leave the run for good: the others go on without this worker."""
+        self.task.synchronize()
+        with self._measure_lock:
+            self._measure()
+            self._trained = True
+        swarm.leave()
+        self.reporter.stop()
+        self.status.state = LEFT
+        self.reporter.publish_last(ended=False)
 
     def _finish(self, swarm: Swarm) -> None:
         """Make the final average, and evaluate before and after it."""
@@ -232,7 +258,7 @@ class Training:
 
     def _save_last(self) -> None:
         workers = self.rank_info.workers
-        published = [self.board.get(rank) for rank in range(workers)]
+        published = [self.board.get(rank) for rank in range(self.runtime.everybody.value.largest + 1)]
         total = self.steps_done * workers if self.lockstep else sum(status.steps for status in published if status)
         self._save(self.board.agree("last checkpoint", total))
 
@@ -317,7 +343,8 @@ class Training:
     def _measure(self) -> None:
         """Update the counts in the status; only while training, since the final ones differ."""
         status, before, metrics = self.status, self._resumed_status, self.swarm.metrics()
-        status.steps, status.seconds = self.steps_done, before.seconds + time.monotonic() - self._began
+        status.steps = self.steps_done - self._steps_without
+        status.seconds = before.seconds + time.monotonic() - self._began
         status.step_s = self.step_meter.mean_s()
         status.idle_s, status.consensus = before.idle_s + metrics.idle_s, metrics.consensus
         loss_sum, loss_count = self.losses.sum_and_count()

@@ -119,7 +119,7 @@ class Driver:
         self.lock.release()
         ended = time.monotonic()
         if not self._void:
-            self.recorder.stepped(self.worker.rank, self.last_step_at, self._gradient_at, ended)
+            self.recorder.stepped(self.worker.run_rank, self.last_step_at, self._gradient_at, ended)
         self.last_step_at = ended
         self.state.in_step = False
         if self.effects.early is not None:
@@ -173,7 +173,7 @@ class Driver:
                 self.lock.acquire()
                 self.metrics.idle_s += time.monotonic() - began
                 if not isinstance(effect, Start):
-                    self.recorder.waited(self.worker.rank, began, time.monotonic())
+                    self.recorder.waited(self.worker.run_rank, began, time.monotonic())
 
     # The background thread
 
@@ -293,7 +293,7 @@ class MergeRecorder:
         began, since_step = time.monotonic(), self._since_step
         yield
         if since_step is not None and answer is not None:
-            self.worker.recorder.merged(self.worker.rank, began, time.monotonic(), self.worker.step - since_step)
+            self.worker.recorder.merged(self.worker.run_rank, began, time.monotonic(), self.worker.step - since_step)
 
 
 def _update() -> MethodGenerator:
