@@ -8,7 +8,7 @@ BIN := .venv/bin
 PIP_INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c $(CONSTRAINTS)
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo install lint test pytest faults docs wheel clean
+.PHONY: demo install lint test pytest faults churn docs wheel clean
 
 .venv/runtime: pyproject.toml $(CONSTRAINTS)
 	$(PYTHON) -m venv .venv
@@ -44,6 +44,11 @@ RUNS ?= 1
 AT_ONCE ?= 6
 faults: .venv/dev
 	$(BIN)/python tests/process/repeat_faults.py --runs $(RUNS) --at-once $(AT_ONCE)
+
+# Six workers of which one is killed every 2.5 s and started again, with each method.
+MINUTES ?= 10
+churn: .venv/dev
+	cd tests/process && OMP_NUM_THREADS=1 PYTHONPATH=../../benchmarks ../../$(BIN)/python churn.py --minutes $(MINUTES)
 
 # The documentation as a site: build/site/index.html.
 docs: .venv/dev

@@ -1,10 +1,13 @@
 """The manifests in the docs set what a worker reads."""
 
+import os
 import re
 from pathlib import Path
 
 import yaml
 
+import gossamer
+from gossamer.process.replica.place import parse_address
 from gossamer.process.store.rank_info import find_rank_info
 
 PAGE = (Path(__file__).parents[1] / "docs" / "several-machines.md").read_text(encoding="utf-8")
@@ -47,3 +50,37 @@ def test_the_slurm_script_gives_every_worker_its_rank_info(monkeypatch):
     monkeypatch.setenv("SLURM_NTASKS", "16")
     rank_info = find_rank_info()
     assert (rank_info.rank, rank_info.workers, rank_info.port) == (5, 16, 29500)
+
+
+def replica_of_the_script():
+    """The replica that the lines of the page make of the environment."""
+    line = re.search(r"^between = (.*)$", PAGE, re.MULTILINE)[1]
+    return eval(line, {"os": os, "gossamer": gossamer})
+
+
+def test_the_slurm_script_of_replicas_says_which_one_a_task_is(monkeypatch):
+    script = block("#!/bin/bash -l")
+    exported = dict(re.findall(r"^export (\w+)=(.*)$", script, re.MULTILINE))
+    assert exported["REPLICAS"] == "$SLURM_NTASKS"
+    assert "--ntasks-per-node=1" in script
+    assert "'REPLICA=$SLURM_PROCID torchrun " in script
+    monkeypatch.setenv("REPLICA", "3")
+    monkeypatch.setenv("REPLICAS", "4")
+    monkeypatch.setenv("REPLICAS_AT", "host0" + exported["REPLICAS_AT"].rpartition(")")[2])
+    replica = replica_of_the_script()
+    assert (replica.index, replica.count, parse_address(replica.address)) == (3, 4, ("host0", 29400))
+
+
+def test_the_kubernetes_container_of_replicas_says_which_one_a_pod_is(monkeypatch):
+    container = yaml.safe_load(block("name: replica"))
+    service, job = yaml.safe_load_all(block("apiVersion"))
+    environment = {entry["name"]: entry for entry in container["env"]}
+    index = environment.pop("REPLICA")["valueFrom"]["fieldRef"]["fieldPath"]
+    assert index == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+    monkeypatch.setenv("REPLICA", "2")
+    for name, entry in environment.items():
+        monkeypatch.setenv(name, entry["value"])
+    replica = replica_of_the_script()
+    assert (replica.index, replica.count) == (2, job["spec"]["completions"])
+    host, _ = parse_address(replica.address)
+    assert host == f"{job['metadata']['name']}-0.{service['metadata']['name']}"

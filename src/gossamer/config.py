@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from gossamer import tasks, wire
 from gossamer.errors import InputError, MethodError, unknown
-from gossamer.hardware import HardwareConfig
+from gossamer.hardware import HardwareConfig, parse_link
 from gossamer.methods import METHODS, AnyMethod, Method, MethodConfig, Source, locate
 from gossamer.methods.loading.method_contract import is_encodable
 from gossamer.methods.loading.method_source import build as build_method
@@ -25,6 +25,7 @@ from gossamer.settings import Settings, from_values, option
 from gossamer.tasks import Task, TaskConfig
 from gossamer.topology import Topology, build
 from gossamer.topology import names as topologies
+from gossamer.virtual.comm.replica_time import INSIDE, ReplicaShape
 
 if TYPE_CHECKING:
     import networkx as nx
@@ -58,7 +59,9 @@ class RunConfig(Settings):
     accumadam_period: int = option(4, "steps over which AccumAdam accumulates gradients for its moments", minimum=1)
     schedule: str = option("constant", "how the learning rate changes over the run", choices=tuple(SHAPES))
     lr_warmup: int = option(0, "steps over which the learning rate rises at the start", minimum=0)
-    batch: int = option(32, "samples per mini-batch and worker", minimum=1)
+    batch: int = option(32, "samples per mini-batch and worker, or rank of a replica", minimum=1)
+    replica_size: int = option(1, "ranks per worker, which is then a replica; 1: each worker is one rank", minimum=1)
+    inside: str = option("ddp", "what connects the ranks of a replica", choices=INSIDE)
     partition: str = option("iid", "how the data is dealt to the workers: iid, dirichlet:ALPHA or by-class")
     wire: str = option("float32", "how models that are exchanged or averaged travel", choices=wire.names())
     seed: int = option(0, "seed of all random numbers", minimum=0, maximum=2**63 - 1)
@@ -77,6 +80,11 @@ class RunConfig(Settings):
     @property
     def time_unit(self) -> str:
         return "s" if self.clock == "hardware" else "gradients"
+
+    @property
+    def worker_batch(self) -> int:
+        """Samples of one step of a worker, by all its ranks together."""
+        return self.batch * self.replica_size
 
 
 SECTIONS: tuple[type[Settings], ...] = (RunConfig, HardwareConfig, TaskConfig)
@@ -104,6 +112,15 @@ class Run:
 
     def method(self) -> Method:
         return self.built_method
+
+    @property
+    def replica(self) -> ReplicaShape | None:
+        """What each worker consists of, if it is a replica of several ranks."""
+        c, hardware = self.config, self.hardware
+        if c.replica_size == 1:
+            return None
+        link = parse_link(hardware.replica_link or hardware.node_link, "--replica-link")
+        return ReplicaShape(c.replica_size, c.inside, link, hardware.replica_blocks)
 
     def values(self) -> dict[str, Any]:
         """Return all settings by name, as in a configuration file."""
@@ -263,10 +280,22 @@ def _run_config(values: Mapping[str, Any], source: Source, task: Task, topology:
     if task.own_data and config.partition != RunConfig.partition:
         raise InputError(f"--partition does not apply to {config.task}: its workers have data of their own")
     if config.epochs:
-        per_epoch = len(task.train[0]) / (config.workers * config.batch)
+        per_epoch = len(task.train[0]) / (config.workers * config.worker_batch)
         config = dataclasses.replace(config, steps=max(1, math.ceil(config.epochs * per_epoch)))
     find_device(config.device)
+    check_replicas(config, task)
     return config
+
+
+def check_replicas(config: RunConfig, task: Task) -> None:
+    if config.replica_size == 1:
+        if config.inside != RunConfig.inside:
+            raise InputError(f"--inside {config.inside} is for replicas of several ranks: give --replica-size too")
+    elif not task.gradients:
+        raise InputError(
+            f"--replica-size is {config.replica_size}, but {task.name} has no gradients that the ranks of a replica "
+            "could share: leave it out, or train another task"
+        )
 
 
 def _optimizer(config: RunConfig, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:

@@ -32,6 +32,8 @@ class HardwareConfig(Settings):
     nodes: int = option(0, "number of machines, each with one network card; 0: one machine per worker", minimum=0)
     link: str = option("1gbit/0.1ms", "links between nodes: BANDWIDTH/LATENCY")
     node_link: str = option("100gbit/0.01ms", "links inside a node: BANDWIDTH/LATENCY")
+    replica_link: str = option("", "links inside a replica, if not --node-link: BANDWIDTH/LATENCY")
+    replica_blocks: int = option(12, "blocks of the model that FSDP2 gathers one after another", minimum=1)
     slow_link: str = option("", "exceptions to --link: NODE-NODE:BANDWIDTH/LATENCY,…", metavar="A-B:LINK,…")
     fail: str = option("", "workers that die, and at which simulated time: RANK@TIME,…", metavar="RANK@TIME,…")
     join: str = option(

@@ -212,4 +212,12 @@ def train_until_killed(rank: int, environment: dict[str, str], order: dict[str, 
         training.plain_step()
     metrics, weights = swarm.metrics(), training.weights()
     swarm.finish()
-    out.send({"at": "finished", "weights": weights, "steps": metrics.steps, "repeated": metrics.repeated})
+    out.send(
+        {
+            "at": "finished",
+            "weights": weights,
+            "steps": metrics.steps,
+            "repeated": metrics.repeated,
+            "dropped": metrics.dropped,
+        }
+    )

@@ -172,11 +172,21 @@ def test_a_restarted_worker_is_back_in_the_exchange(method: str, victim: int, tm
         for worker in workers:
             worker.step(50)
         workers.kill(victim)
-        workers[1].step(100)
+        survivors = [rank for rank in range(4) if rank != victim]
+        died = [workers[rank].step(100) for rank in survivors]
         workers.restart(victim).exchanged()
+        steps = newest_steps(workers, survivors)
+        came_back = [workers[rank].step(step + 20) for rank, step in zip(survivors, steps, strict=True)]
         (tmp_path / "enough").touch()
         ends = workers.finished()
     assert any("came back" in item for item in ends[victim]["events"])
+    if method in ("allreduce", "overlap"):
+        # One step for the death, and one for the return.
+        assert max(report["repeated"] for report in died) <= 1
+        assert max(now["repeated"] - then["repeated"] for now, then in zip(came_back, died, strict=True)) <= 1
+    if method == "allreduce":
+        # Made again with the same gradients. In overlap a worker that is a step behind takes over another's state.
+        assert [report["dropped"] for report in came_back] == [0, 0, 0]
     good(ends)
 
 

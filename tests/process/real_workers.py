@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import faulthandler
+import gc
 import multiprocessing
 import os
 import re
@@ -36,6 +37,8 @@ def watched(script: Script, stacks: str, *arguments: Any) -> None:
     """A worker that writes down what it is doing when it is asked, even if its interpreter stands still."""
     # Whatever is started in the background of a shell, and all it starts, would not hear Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    # What the server has loaded is not collected: every worker would copy it, page by page.
+    gc.freeze()
     with open(stacks, "w") as file:
         faulthandler.register(signal.SIGUSR1, file)
         script(*arguments)

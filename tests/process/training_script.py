@@ -90,6 +90,7 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
         if step % 10 == 9:
             metrics = swarm.metrics()
             report = {"step": step + 1, "exchanges": metrics.exchanges, "longest": longest, "refused": metrics.refused}
+            report |= {"repeated": metrics.repeated, "dropped": metrics.dropped}
             out.send({"at": "step", **report, "events": [str(event) for event in swarm.events]})
             longest = 0.0 if order.get("recent") else longest
     if order.get("averaged"):
@@ -109,6 +110,7 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
     outcome = {
         "missing": swarm.missing,
         "repeated": swarm.metrics().repeated,
+        "dropped": swarm.metrics().dropped,
         "accuracy": accuracy,
         "weights": weights.tolist(),
         "events": [str(event) for event in swarm.events],

@@ -411,3 +411,21 @@ def test_the_live_page_follows_the_run(copied, open_page):
     opened.page.wait_for_function(
         "() => document.getElementById('live-text').textContent.includes('does not answer')", timeout=60_000
     )
+
+
+def test_the_ranks_of_replicas_are_folded(document, open_page, tmp_path):
+    changed = json.loads(json.dumps(document))
+    assert open_page(write_page(changed, tmp_path)).page.locator("#ranks-of-replicas").is_hidden()
+    times = dict.fromkeys(changed["runs"][0]["workers"]["time"], 0.0)
+    changed["runs"][0]["replica_size"] = 2
+    changed["runs"][0]["workers"]["of_replicas"] = [
+        {"worker": 1, "rank": rank, "steps": 40, "time": {**times, "compute": 3.0, "wait": rank}} for rank in range(2)
+    ]
+    opened = open_page(write_page(changed, tmp_path))
+    assert "6 replicas of 2 ranks" in opened.text("#subtitle")
+    folded = opened.page.locator("#ranks-of-replicas")
+    assert not opened.page.locator("#ranks").is_visible()
+    folded.locator("summary").click()
+    assert opened.page.locator("#ranks").is_visible()
+    assert opened.texts("#ranks tbody td") == ["1", "0", "40", "100%", "0%", "1", "1", "40", "75%", "25%"]
+    opened.assert_well()

@@ -18,6 +18,7 @@ COMMANDS = {
     "train": "Train with real workers: processes started here, or by torchrun on any number of machines.",
     "launch": "Run your own script in several workers of this machine, and start those that die again.",
     "report": "Turn runs into one page: learning curves, consensus, workers, traffic; several runs are compared.",
+    "export": "Write the model of a run or of a checkpoint, which may be sharded, into one safetensors file.",
     "watch": "Serve the report of a run in progress on this machine; the page refreshes itself.",
     "probe": "Measure this cluster with real workers, and write the results into a cluster file.",
     "plan": "Predict what each method would do on a cluster, and recommend one.",

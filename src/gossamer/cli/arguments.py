@@ -138,6 +138,14 @@ def _add_report_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print the figures behind the page as one JSON document")
 
 
+def _add_export_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "source", metavar="RUN_OR_CHECKPOINT", help="a run's folder, a checkpoint in it, or one of torch's (dcp)"
+    )
+    parser.add_argument("--out", metavar="FILE", help="the file to write, such as model.safetensors")
+    _add_json(parser)
+
+
 def _add_watch_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="the folder that simulate or train writes with --out")
     parser.add_argument(
@@ -188,6 +196,8 @@ def _add_plan_options(parser: argparse.ArgumentParser) -> None:
         "--method", metavar="NAME,…", help="only these methods, by name or path.py[:CLASS] (default: all built-in ones)"
     )
     add("--topology", metavar="NAME,…", help="only these topologies (default: all that fit)")
+    add("--replica-size", metavar="N", help="plan for replicas of N ranks each, or auto: compare all that fit a node")
+    add("--inside", metavar="TEXT", help="what is inside of replicas: ddp or fsdp (default: both are compared)")
     add(
         "--mixing",
         metavar="X",
@@ -273,6 +283,7 @@ RUN_OPTIONS = {"simulate": _add_simulate_options, "train": _add_train_options, "
 OPTIONS = {
     "launch": _add_launch_options,
     "report": _add_report_options,
+    "export": _add_export_options,
     "watch": _add_watch_options,
     "plan": _add_plan_options,
     "reproduce": _add_reproduce_options,

@@ -20,6 +20,7 @@ class AllReduce(Method):
     summary = "gradients averaged exactly every step, all workers wait: as DDP (baseline)"
     uses_topology = False
     sends_models = False
+    keeps_gradient = True
 
     @yields(Mean, Update, gradient_topic="gradient")
     def step(self, worker: Worker) -> MethodGenerator:

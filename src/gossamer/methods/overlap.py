@@ -43,6 +43,7 @@ class Overlap(Method):
     name = "overlap"
     summary = "rounds of group averages hidden behind the next gradient, any optimizer (Wang et al. 2025)"
     Config: ClassVar[type[MethodConfig]] = OverlapConfig
+    keeps_gradient = True
 
     def __init__(self, config: OverlapConfig, topology: Topology) -> None:
         super().__init__(config, topology)

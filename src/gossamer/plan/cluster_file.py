@@ -1,7 +1,8 @@
 """Cluster files: read and write.
 
 A cluster file, TOML or JSON, describes a cluster that ``gossamer probe`` has measured, or one that a person has written
-down. Required are the nodes, the workers per node, a compute time and the links::
+down. Required are the nodes, the workers per node, a compute time and the links. With ``[replica]`` each worker is a
+replica of several ranks, and compute times are those of one rank::
 
     [cluster]
     nodes = 8
@@ -38,6 +39,8 @@ COMMENTS = {
     "compressing": "per second, when it compresses a gradient",
     "overhead": "any other time that a step takes, in seconds",
     "memory": "free memory of one worker",
+    "blocks": "of the model, which FSDP2 gathers one after another",
+    "overlap": "FSDP2's messages travel beside compute",
     "in_a_row": "seconds, back to back",
     "at_once": "such groups on one node at the same time",
 }
@@ -88,6 +91,10 @@ def document(spec: ClusterSpec) -> dict[str, Any]:
         content["compute"]["correlation"] = _rounded(compute.correlation)
     links = {"inside": spec.inside, "between": spec.between}
     content["links"] = {name: _link_text(link) for name, link in links.items() if link != NO_LINK}
+    replica = spec.replica
+    if replica is not None:
+        about = {"ranks": replica.ranks, "inside": replica.inside, "link": _link_text(replica.link)}
+        content["replica"] = {**about, "blocks": replica.blocks, "overlap": replica.overlaps}
     content["costs"] = {"slowdown": _rounded(costs.slowdown)}
     for name, speed in (("mixing", costs.mixing_bytes_per_s), ("compressing", costs.compressing_bytes_per_s)):
         if math.isfinite(speed):

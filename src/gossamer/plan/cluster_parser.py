@@ -18,11 +18,13 @@ from gossamer.plan.cluster_spec import (
     GroupShape,
     TimingTable,
 )
+from gossamer.virtual.comm.replica_time import BLOCKS, INSIDE, ReplicaShape
 
 FIELDS = {
     "cluster": ("nodes", "workers_per_node", "memory", "source"),
     "compute": ("step", "forward", "backward", "optimizer", "spread", "sample", "factors", "correlation"),
     "links": ("inside", "between"),
+    "replica": ("ranks", "inside", "link", "blocks", "overlap"),
     "costs": ("slowdown", "mixing", "compressing", "overhead"),
     "model": ("parameters",),
     "measured": ("what", "members", "nodes", "at_once", "bytes", "seconds", "in_a_row", "spread"),
@@ -87,7 +89,25 @@ class ClusterParser:
             parameters=self._count("model.parameters", 0),
             memory_bytes=self._bytes("cluster.memory", 0.0),
             source=str(self._get("cluster.source", "")),
+            replica=self._replica(),
         )
+
+    def _replica(self) -> ReplicaShape | None:
+        if "replica" not in self.document:
+            return None
+        inside, overlap = self._get("replica.inside", INSIDE[0]), self._get("replica.overlap", True)
+        if inside not in INSIDE:
+            raise self._error("replica.inside", f"is {inside!r}: expected {' or '.join(INSIDE)}")
+        if not isinstance(overlap, bool):
+            raise self._error("replica.overlap", f"is {overlap!r}: expected true or false")
+        ranks, blocks = (
+            self._count("replica.ranks"),
+            self._checked_count("replica.blocks", self._get("replica.blocks", BLOCKS)),
+        )
+        link = self._link("replica.link", required=self._get("links.inside") is None and ranks > 1)
+        if link == NO_LINK:
+            link = self._link("links.inside", required=False)
+        return ReplicaShape(ranks, inside, link, blocks, overlap)
 
     # Values
 

@@ -9,10 +9,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy import special
 
+from gossamer.errors import InputError
 from gossamer.hardware import Link
-
-BACKWARD_SHARE = 2 / 3
-"""Of a gradient's time, where it was not measured: the backward pass costs about two forward passes."""
+from gossamer.virtual.comm.replica_time import BACKWARD_SHARE, ReplicaShape
 
 NO_LINK = Link(math.inf, 0.0)
 """Between nodes if there is one node; inside a node if each has one worker."""
@@ -137,6 +136,8 @@ class ClusterSpec:
     memory_bytes: float = 0.0
     """Free memory of one worker; 0: unknown."""
     source: str = ""
+    replica: ReplicaShape | None = None
+    """What each worker consists of, if it is a replica; compute times are those of one rank of it."""
 
     @property
     def workers(self) -> int:
@@ -150,6 +151,25 @@ class ClusterSpec:
     def main_link(self) -> Link:
         """The link between nodes; inside the node if there is only one."""
         return self.between if self.nodes > 1 else self.inside
+
+    @property
+    def ranks(self) -> int:
+        """How many devices compute."""
+        return self.workers * (1 if self.replica is None else self.replica.ranks)
+
+    def with_replicas(self, ranks: int, inside: str) -> ClusterSpec:
+        """Return the same devices as replicas of ``ranks`` each, all on one node. InputError if they do not divide."""
+        per_node = self.ranks // self.nodes
+        if ranks < 1 or per_node % ranks:
+            raise InputError(
+                f"--replica-size is {ranks}: expected a divisor of the {per_node} ranks of a node, so that each "
+                "replica lies within one"
+            )
+        declared = self.replica or ReplicaShape(1, inside, self.inside)
+        replica = None if ranks == 1 else dataclasses.replace(declared, ranks=ranks, inside=inside)
+        # Of a node with one replica only the links inside that are known.
+        link = declared.link if self.inside == NO_LINK else self.inside
+        return dataclasses.replace(self, per_node=per_node // ranks, inside=link, replica=replica)
 
     def with_workers(self, workers: int) -> ClusterSpec:
         """Return a cluster of the same kind of nodes with this many workers; a single node just gets more or fewer."""

@@ -16,9 +16,11 @@ from gossamer.plan.runtime_model.closed_form import FORMS
 from gossamer.plan.runtime_model.cluster_model import ClusterModel, Forecast
 from gossamer.settings import from_values
 from gossamer.topology import Topology, build, fits, names
+from gossamer.virtual.comm.replica_time import ReplicaShape
 
 COMPUTE, SLOWEST, LATENCY = "compute", "slowest worker", "latency"
 BANDWIDTH, EXPOSED = "inter-node bandwidth", "exposed communication"
+INSIDE = "messages inside replicas"
 
 NEGLIGIBLE_SHARE = 0.1
 """Of a step: time lost up to here is no bottleneck."""
@@ -81,6 +83,24 @@ class Prediction:
     contraction: float
     late_steps: float
     """Steps after which most of a gradient takes effect, where that is the price for equal models."""
+    replica: ReplicaShape | None = None
+    """What each worker consists of, if it is a replica."""
+
+    @property
+    def replica_size(self) -> int:
+        return 1 if self.replica is None else self.replica.ranks
+
+    @property
+    def ranks(self) -> int:
+        """How many devices compute."""
+        return self.workers * self.replica_size
+
+    @property
+    def label(self) -> str:
+        """Method and settings, and what is inside of replicas."""
+        if self.replica is None:
+            return self.candidate.label
+        return f"{self.candidate.label}; {self.replica.inside.upper()} over {self.replica.ranks}"
 
 
 def candidates(
@@ -123,6 +143,7 @@ def predict(model: ClusterModel, candidate: Candidate) -> Prediction:
     else:
         topology = build_topology(candidate.topology, model.workers, model.spec.nodes)
         forecast = form(model, candidate.build(topology))
+    replica = model.spec.replica
     low, high = np.quantile(forecast.step_s, (0.05, 0.95))
     return Prediction(
         candidate=candidate,
@@ -131,16 +152,19 @@ def predict(model: ClusterModel, candidate: Candidate) -> Prediction:
         interval_s=(float(low), float(high)),
         no_comm_step_s=float(forecast.no_comm_step_s.mean()),
         bound_by=bottleneck(model, forecast),
-        bytes_per_step=forecast.bytes_per_step,
-        memory_bytes=forecast.memory_vectors * model.model_bytes,
+        bytes_per_step=forecast.bytes_per_step * (1 if replica is None else replica.copies),
+        memory_bytes=forecast.memory_vectors * model.model_bytes * (1.0 if replica is None else replica.part),
         contraction=forecast.contraction,
         late_steps=forecast.late_steps,
+        replica=replica,
     )
 
 
 def bottleneck(model: ClusterModel, forecast: Forecast) -> str:
     """Return what costs a step the most time besides compute; ``COMPUTE`` if nothing costs much."""
     step_s, no_comm_s = float(forecast.step_s.mean()), float(forecast.no_comm_step_s.mean())
+    if model.inner_s > NEGLIGIBLE_SHARE * step_s and model.inner_s > step_s - no_comm_s:
+        return INSIDE
     waiting_s, exposed_s = max(0.0, no_comm_s - model.mean_compute_s), max(0.0, step_s - no_comm_s)
     if waiting_s + exposed_s < NEGLIGIBLE_SHARE * step_s:
         return COMPUTE

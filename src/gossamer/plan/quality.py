@@ -266,5 +266,5 @@ def _run(spec: ClusterSpec, prediction: Prediction, settings: Mapping[str, Any],
 
 def _eval_every(run: Run) -> int:
     """Return how many steps there are between two evaluations that cost ``EVALUATION_SHARE`` of the training."""
-    trained = 3 * run.config.batch * run.config.workers
+    trained = 3 * run.config.worker_batch * run.config.workers
     return max(1, math.ceil(len(run.task.test[0]) / (EVALUATION_SHARE * trained)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import shlex
 import time
@@ -11,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 from gossamer.methods import find
+from gossamer.methods.divisible import Divisible
 from gossamer.methods.loading.method_contract import is_encodable
 from gossamer.plan.cluster_spec import ClusterSpec
 from gossamer.plan.predict import Candidate, Prediction, candidates, ddp_step_s, predict
@@ -55,7 +57,7 @@ class Plan:
     job: Workload
     predictions: list[Prediction]
     baselines: dict[int, Prediction]
-    """All-reduce, by number of workers."""
+    """All-reduce among workers of one rank each, by their number."""
     ddp_s: dict[int, float]
     """The best step time of DDP, by number of workers."""
     notes: list[str]
@@ -64,8 +66,8 @@ class Plan:
     """How long planning took."""
 
     def speedup(self, prediction: Prediction) -> float:
-        """Return the speed-up over all-reduce with as many workers."""
-        return self.baselines[prediction.workers].step_s / prediction.step_s
+        """Return the speed-up over all-reduce with as many workers of one rank each."""
+        return self.baselines[prediction.ranks].step_s / prediction.step_s
 
     def objection(self, prediction: Prediction) -> str:
         """Return why a candidate is not recommended however fast it is; empty if it may be."""
@@ -96,13 +98,13 @@ class Plan:
         """The first of the ranking if it may be recommended and is fast enough, else all-reduce."""
         best = self.ranking[0]
         is_good = self.speedup(best) >= MIN_SPEEDUP and not self.objection(best)
-        return best if is_good else self.baselines[best.workers]
+        return best if is_good else self.baselines[best.ranks]
 
     @property
     def verdict(self) -> str:
         winner = self.winner
-        baseline, ddp = self.baselines[winner.workers], self.ddp_s[winner.workers]
-        if winner.candidate.method != BASELINE:
+        baseline, ddp = self.baselines[winner.ranks], self.ddp_s[winner.ranks]
+        if winner.replica is not None or winner.candidate.method != BASELINE:
             over = f" over {winner.candidate.topology}" if winner.candidate.uses_topology else ""
             if ddp > 0.98 * baseline.step_s:
                 against_ddp = ""
@@ -110,8 +112,12 @@ class Plan:
                 against_ddp = f", {ddp / winner.step_s:.2f}× DDP with ideal overlap"
             else:
                 against_ddp = f"; DDP with ideal overlap takes {milliseconds(ddp)}: if you use it, stay with it"
+            label = f"{winner.candidate.label}{over}"
+            if winner.replica is not None:
+                label = f"{winner.replica.inside.upper()} inside replicas of {winner.replica_size}, {label} between"
+                against_ddp += self._against_flat(winner)
             return (
-                f"Take {winner.candidate.label}{over}: {milliseconds(winner.step_s)} per step, "
+                f"Take {label}: {milliseconds(winner.step_s)} per step, "
                 f"{self.speedup(winner):.2f}× all-reduce ({milliseconds(baseline.step_s)}, "
                 f"bound by {baseline.bound_by}){against_ddp}."
             )
@@ -122,6 +128,17 @@ class Plan:
         best, step_s = others[0].candidate.label, milliseconds(others[0].step_s)
         return f"{stay}, bound by {baseline.bound_by}; the best of the others, {best}, would take {step_s}."
 
+    def _against_flat(self, winner: Prediction) -> str:
+        """Return how a plan with replicas compares with the best one without, if that was predicted."""
+        flat = [each for each in self.ranking if each.replica is None and not self.objection(each)]
+        flat = [each for each in flat if each.ranks == winner.ranks and each.candidate.method != BASELINE]
+        if not flat:
+            return ""
+        over = f" over {flat[0].candidate.topology}" if flat[0].candidate.uses_topology else ""
+        faster = flat[0].step_s / winner.step_s
+        how = f"{faster:.2f}× the best" if faster >= 1 + SAME_TIME else "as fast as the best"
+        return f", {how} without replicas ({flat[0].candidate.label}{over})"
+
     @property
     def command(self) -> str:
         """The command that trains with the winner."""
@@ -129,8 +146,12 @@ class Plan:
 
     def command_of(self, winner: Prediction) -> str:
         """Return the command that trains with a candidate."""
-        spec = self.spec.with_workers(winner.workers)
+        spec = self.spec.with_workers(winner.ranks)
         options: dict[str, Any] = {"task": self.job.task, **self.job.options, **winner.candidate.settings}
+        if winner.replica is not None:
+            if spec.nodes > 1:
+                return _join_command(winner)
+            options |= {"replica_size": winner.replica_size, "inside": winner.replica.inside}
         if not is_encodable(find(winner.candidate.method)):
             options.pop("wire", None)
         arguments = [part for name, value in options.items() for part in (f"--{name.replace('_', '-')}", _text(value))]
@@ -162,6 +183,8 @@ class Plan:
             "period": candidate.period,
             "options": dict(candidate.options),
             "workers": prediction.workers,
+            "replica_size": prediction.replica_size,
+            "inside": None if prediction.replica is None else prediction.replica.inside,
             "step_s": prediction.step_s,
             "interval_s": list(prediction.interval_s),
             "speedup": self.speedup(prediction),
@@ -182,6 +205,7 @@ def make_plan(
     methods: Sequence[str] = (),
     topologies: Sequence[str] = (),
     only: Sequence[Candidate] = (),
+    replicas: Sequence[tuple[int, str]] = ((1, ""),),
     max_contraction: float = MAX_CONTRACTION,
     seed: int = 0,
 ) -> Plan:
@@ -191,6 +215,7 @@ def make_plan(
         workers: numbers of workers to compare; empty: as many as the cluster has.
         methods, topologies: names, or files; empty: all built-in ones.
         only: these candidates instead of all candidates of the methods and topologies.
+        replicas: sizes of replicas, and what is inside of them; size 1: workers of one rank each.
         max_contraction: do not recommend candidates with a larger one.
     """
     began = time.perf_counter()
@@ -198,18 +223,27 @@ def make_plan(
     baselines: dict[int, Prediction] = {}
     ddp: dict[int, float] = {}
     notes: dict[str, None] = {}
-    for count in workers or (spec.workers,):
-        resized = spec.with_workers(count)
+    flat = spec.with_replicas(1, "")
+    for count in workers or (flat.workers,):
+        resized = flat.with_workers(count)
         num_runs = NUM_RUNS if count < MANY_WORKERS else NUM_RUNS_MANY_WORKERS
         runs = 1 if _is_deterministic(resized) else num_runs
         model = ClusterModel(resized, job.parameters, seed=seed, num_runs=runs, wire=job.wire)
         baselines[count] = predict(model, Candidate(BASELINE, "complete", {}))
         ddp[count] = ddp_step_s(model)
-        for candidate in only or candidates(count, resized.nodes, methods, topologies):
-            predictions.append(baselines[count] if candidate.method == BASELINE else predict(model, candidate))
-        notes |= model.comm.notes
-        if spec.measured and count > spec.workers:
-            notes[f"{count} workers: measured with {spec.workers}; new ones are taken to be like them"] = None
+        for size, inside in replicas:
+            if size > 1:
+                shape = spec.with_replicas(size, inside).replica
+                grouped = dataclasses.replace(resized.with_replicas(size, inside), replica=shape)
+                model = ClusterModel(grouped, job.parameters, seed=seed, num_runs=runs)
+            for candidate in only or candidates(model.workers, resized.nodes, methods, topologies):
+                if size == 1 and candidate.method == BASELINE:
+                    predictions.append(baselines[count])
+                elif inside != "fsdp" or find(candidate.method) is not Divisible:
+                    predictions.append(predict(model, candidate))
+            notes |= model.comm.notes
+        if spec.measured and count > flat.workers:
+            notes[f"{count} workers: measured with {flat.workers}; new ones are taken to be like them"] = None
     return Plan(
         spec=spec,
         job=job,
@@ -229,11 +263,21 @@ def _is_deterministic(spec: ClusterSpec) -> bool:
 
 def _seconds_per_gradient(prediction: Prediction) -> float:
     """Return what to compare plans for different numbers of workers by."""
-    return prediction.step_s / prediction.workers
+    return prediction.step_s / prediction.ranks
 
 
 def milliseconds(seconds: float) -> str:
     return f"{seconds:.3g} s" if seconds >= 1 else f"{1e3 * seconds:.3g} ms"
+
+
+def _join_command(winner: Prediction) -> str:
+    """Return how a plan with replicas on several nodes is started: each replica is a job of its own."""
+    settings = ", ".join(f"{name}={value!r}" for name, value in winner.candidate.settings.items())
+    between = f'gossamer.Replica(int(os.environ["REPLICA"]), {winner.workers}, "HOST:29400")'
+    return (
+        f"REPLICA=0 torchrun --nproc-per-node {winner.replica_size} train.py   # to REPLICA={winner.workers - 1}, with "
+        f"gossamer.join(model, optimizer, mesh=mesh, between={between}, {settings})"
+    )
 
 
 def _text(value: Any) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 from gossamer.errors import InputError
 from gossamer.methods import find
 from gossamer.plan.predict import Candidate, Prediction
-from gossamer.plan.recommend import Plan
+from gossamer.plan.recommend import BASELINE, Plan
 from gossamer.process.store.rank_info import RankInfo
 from gossamer.runs.monitor import TrainingResult
 from gossamer.train.job_spec import JobSpec, real_settings
@@ -49,10 +49,11 @@ class Check:
 
 def to_verify(plan: Plan) -> list[Prediction]:
     """Return the predictions worth verifying: all-reduce, the winner, and the best candidates of the next methods."""
-    baseline = plan.baselines[plan.winner.workers]
-    best: dict[str, Prediction] = {baseline.candidate.method: baseline, plan.winner.candidate.method: plan.winner}
+    baseline, winner = plan.baselines[plan.winner.ranks], plan.winner
+    best = {BASELINE if winner.replica is None else "": baseline, winner.candidate.method: winner}
     for prediction in plan.ranking:
-        if prediction.workers == plan.winner.workers and not plan.objection(prediction):
+        alike = prediction.workers == winner.workers and prediction.replica == winner.replica
+        if alike and not plan.objection(prediction):
             best.setdefault(prediction.candidate.method, prediction)
     return list(best.values())[: 1 + NUM_VERIFIED]
 
@@ -70,6 +71,13 @@ def train_settings(candidate: Candidate, settings: Mapping[str, Any], steps: int
         # Predictions are about the steps after the warm-up.
         values.setdefault("warmup", 1)
     return values
+
+
+def replica_settings(prediction: Prediction) -> dict[str, Any]:
+    """Return the settings of ``gossamer train`` for the replicas of a prediction; none without replicas."""
+    if prediction.replica is None:
+        return {}
+    return {"replica_size": prediction.replica_size, "inside": prediction.replica.inside}
 
 
 def step_s(result: TrainingResult) -> float:

@@ -12,8 +12,9 @@ class Metrics:
     steps: int = 0
     """Optimizer steps."""
     repeated: int = 0
-    """Steps that did not count, and whose gradient was dropped: another worker died or came back in them, or this
-    worker's weights were replaced."""
+    """Steps that were made again: another worker died or came back in them, or this worker's weights were replaced."""
+    dropped: int = 0
+    """Those of them whose gradient was dropped: the step was made again with that of the next mini-batch."""
     exchanges: int = 0
     """Pairwise exchanges and collectives that this worker took part in."""
     bytes_sent: int = 0

@@ -113,6 +113,7 @@ def _description(run: StoredRun) -> dict[str, Any]:
         "topology": config.get("topology"),
         "task": config.get("task"),
         "num_workers": int(config.get("workers", 0)),
+        "replica_size": int(config.get("replica_size", 1)),
         "world": about.get("world"),
         "time_unit": run.time_unit,
         "command": about.get("command", ""),
@@ -200,9 +201,23 @@ def _workers(run: StoredRun, topology: Topology | None, max_columns: int) -> dic
         "ranks": ranks,
         **{name: recording[name] for name in fields},
         "timeline": _timeline(recording, max_columns),
+        "of_replicas": _ranks(run),
         "positions": drawn_at,
         "unused_edges": unused_edges,
     }
+
+
+def _ranks(run: StoredRun) -> list[dict[str, Any]]:
+    """All ranks of all replicas, in order; empty if workers are one rank each."""
+    recording = run.recording
+    if not run.ranks or recording is None:
+        return []
+    first = [
+        {"worker": worker, "rank": 0, "steps": recording["steps"][row],
+         "time": {kind: recording["time"][kind][row] for kind in KINDS}}
+        for row, worker in enumerate(recording["workers"])
+    ]  # fmt: skip
+    return sorted([*first, *run.ranks], key=lambda row: (row["worker"], row["rank"]))
 
 
 def _timeline(recording: dict[str, Any], max_columns: int) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 
 from gossamer.recording import KINDS
 from gossamer.recording.timeline import MAX_BINS, pack, unpack
-from gossamer.runs.run_folder import RECORDING, WORKERS
+from gossamer.runs.run_folder import RANKS, RECORDING, WORKERS
 
 SILENCE_OF_DEAD_S = 5.0
 """A worker that wrote nothing for longer than this, without having finished, is dead."""
@@ -19,17 +19,41 @@ SILENCE_OF_DEAD_S = 5.0
 
 def read_recording(folder: Path, notes: list[str]) -> dict[str, Any] | None:
     """Return what the workers of a run did; None if that was not recorded. Files that cannot be read become notes."""
-    recordings = []
-    for path in (folder / RECORDING, *sorted((folder / WORKERS).glob(f"*.{RECORDING}"))):
-        if not path.is_file():
-            continue
-        try:
-            recording = json.loads(path.read_text(encoding="utf-8"))
-            _check(recording)
-            recordings.append(recording)
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            notes.append(f"{path.relative_to(folder)} could not be read and is left out")
+    paths = (folder / RECORDING, *sorted((folder / WORKERS).glob(f"*.{RECORDING}")))
+    recordings = [recording for path in paths if (recording := _read(folder, path, notes)) is not None]
     return join_recordings(recordings) if recordings else None
+
+
+def read_ranks(folder: Path, notes: list[str]) -> list[dict[str, Any]]:
+    """Return what the ranks of replicas did apart from the first ones, whose recordings are those of the workers.
+
+    Each entry has the number of the replica, the rank in it, steps, and seconds by kind.
+    """
+    ranks: dict[tuple[int, int], list[dict[str, Any]]] = {}
+    for path in sorted((folder / WORKERS / RANKS).glob(f"*.{RECORDING}")):
+        replica, _, shard = path.name.partition(".")[0].partition("-")
+        recording = _read(folder, path, notes)
+        if recording is not None and replica.isdigit() and shard.isdigit():
+            ranks.setdefault((int(replica), int(shard)), []).append(recording)
+    rows = []
+    for (replica_number, rank), recordings in sorted(ranks.items()):
+        joined = join_recordings(recordings)
+        seconds = {kind: joined["time"][kind][0] for kind in KINDS}
+        rows.append({"worker": replica_number, "rank": rank, "steps": joined["steps"][0], "time": seconds})
+    return rows
+
+
+def _read(folder: Path, path: Path, notes: list[str]) -> dict[str, Any] | None:
+    """Return one recording; None if there is none, or none that can be read, which becomes a note."""
+    if not path.is_file():
+        return None
+    try:
+        recording: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        _check(recording)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        notes.append(f"{path.relative_to(folder)} could not be read and is left out")
+        return None
+    return recording
 
 
 def _check(recording: dict[str, Any]) -> None:

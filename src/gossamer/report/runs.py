@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import tomllib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import gossamer
 from gossamer.errors import InputError
-from gossamer.report.recordings import read_recording
+from gossamer.report.recordings import read_ranks, read_recording
 from gossamer.runs.run_folder import CONFIG, FORMAT, METRICS, RUN, SUMMARY
 
 EXPECTED = "expected a folder that gossamer simulate or train has written with --out, or gossamer.join with out="
@@ -28,6 +28,8 @@ class StoredRun:
     recording: dict[str, Any] | None
     notes: list[str]
     """What a reader should know about how complete the run is."""
+    ranks: list[dict[str, Any]] = field(default_factory=list)
+    """What the ranks of replicas did (``read_ranks``); empty if workers are one rank each."""
 
     @property
     def finished(self) -> bool:
@@ -92,7 +94,8 @@ def read_run(path: Path) -> StoredRun:
     if num_broken:
         num_lines = len(points) + num_broken
         notes.append(f"{num_broken} of {num_lines} lines of {METRICS} could not be read and are left out")
-    run = StoredRun(path, about, config, points, _read_json(path / SUMMARY), read_recording(path, notes), notes)
+    recording, ranks = read_recording(path, notes), read_ranks(path, notes)
+    run = StoredRun(path, about, config, points, _read_json(path / SUMMARY), recording, notes, ranks)
     if not run.finished:
         progress = run.progress(points[-1]["steps"]) if points else "its start"
         notes.append(f"not finished: it is still running, or was killed; shown up to {progress}")

@@ -93,8 +93,9 @@ def _status_document(status: WorkerStatus) -> dict[str, Any]:
     document["train_loss"] = status.mean_loss
     for name in ("events", "loss_sum", "loss_count", "loss", "accuracy", "num_evaluations", "resumed_at"):
         del document[name]
-    if not status.logged:
-        del document["logged"]
+    for name in ("logged", "ranks"):
+        if not document[name]:
+            del document[name]
     return document
 
 

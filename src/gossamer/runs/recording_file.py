@@ -9,22 +9,23 @@ from pathlib import Path
 
 from gossamer.recording import Recorder
 from gossamer.recording.trace import TraceFile
-from gossamer.runs.run_folder import RECORDING, TRACE, WORKERS, WriteThrottle, write_text
+from gossamer.runs.run_folder import RANKS, RECORDING, TRACE, WORKERS, WriteThrottle, write_text
 
 
 class RecordingFile:
     """The recording of one worker, and its trace. A worker that was restarted writes a second file of each."""
 
-    def __init__(self, folder: Path, rank: int, trace: bool, recorder: Recorder | None = None) -> None:
-        """``recorder``: the recorder of a worker that has joined already."""
+    def __init__(self, folder: Path, rank: int, trace: bool, recorder: Recorder | None = None, shard: int = 0) -> None:
+        """``recorder``: that of a worker that has joined already. ``shard``: which rank of its replica it is."""
         self.rank = rank
-        earlier = sorted((folder / WORKERS).glob(f"{rank}.*{RECORDING}"))
-        name = f"{rank}.{len(earlier)}." if earlier else f"{rank}."
-        self.path = folder / WORKERS / (name + RECORDING)
+        where, of = (folder / WORKERS / RANKS, f"{rank}-{shard}") if shard else (folder / WORKERS, f"{rank}")
+        earlier = sorted(where.glob(f"{of}.*{RECORDING}"))
+        name = f"{of}.{len(earlier)}." if earlier else f"{of}."
+        self.path = where / (name + RECORDING)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self._died_at_s = max(map(_recorded_until, earlier), default=None)
         self._trace = None
-        if trace:
+        if trace and not shard:
             path = folder / WORKERS / (name + TRACE)
             self._trace = TraceFile(path, [rank], began_ns=time.time_ns(), title=f"worker {rank}")
         if recorder is None:

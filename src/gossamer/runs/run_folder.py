@@ -15,6 +15,8 @@ Real workers write these instead of DIR/recording.json:
     DIR/workers/N.trace.json       every single event of worker N, with --trace
     DIR/workers/N.jsonl            the status of worker N, appended during the run
     DIR/workers/N.log              the output of worker N, including tracebacks
+    DIR/workers/N-K.log            that of rank K of worker N, if it is a replica; N.log is that of its rank 0
+    DIR/workers/ranks/N-K.recording.json   what rank K of worker N did
     DIR/checkpoints/               the checkpoints, from which --resume continues
 
 A loop of one's own (``gossamer.join`` with ``out``) writes the same, without N.log and checkpoints; its config.toml is
@@ -48,6 +50,7 @@ if TYPE_CHECKING:
 RUN, CONFIG, METRICS, SUMMARY, MODEL = "run.json", "config.toml", "metrics.jsonl", "summary.json", "model.safetensors"
 RECORDING, TRACE = "recording.json", "trace.json"
 WORKERS, CHECKPOINTS = "workers", "checkpoints"
+RANKS = "ranks"
 
 FORMAT = 1
 """Version of the layout. It increases when older versions cannot read a folder any more."""
@@ -179,6 +182,11 @@ def read_history(path: Path) -> list[dict[str, Any]]:
 
 
 def save_model(folder: Path, weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    save_file_at(folder / MODEL, weights, metadata)
+
+
+def save_file_at(path: Path, weights: Mapping[str, Tensor], metadata: Mapping[str, str]) -> None:
+    """Write a safetensors file; readers never see half of it."""
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
@@ -190,8 +198,8 @@ def save_model(folder: Path, weights: Mapping[str, Tensor], metadata: Mapping[st
             part.unlink(missing_ok=True)
             raise OSError(None, f"{error}") from None
 
-    with _writing(folder):
-        _replace(folder / MODEL, save)
+    with _writing(path.parent):
+        _replace(path, save)
 
 
 def make_folders(paths: Sequence[Path]) -> None:

@@ -7,6 +7,7 @@ import os
 import socket
 import time
 from dataclasses import dataclass, field
+from typing import Any
 
 from gossamer.process.roster.roster import Roster
 from gossamer.process.roster.roster_store import read_from
@@ -62,6 +63,8 @@ class WorkerStatus:
     error: str = ""
     """What went wrong in it, in one line."""
     events: list[str] = field(default_factory=list)
+    ranks: list[dict[str, Any]] = field(default_factory=list)
+    """If the worker is a replica: its ranks, as ``rank_figures`` gives them."""
 
     def to_json(self) -> str:
         # Not asdict, which copies every value deeply: this runs several times a second.

@@ -7,20 +7,23 @@ from pathlib import Path
 from gossamer.config import Run
 from gossamer.errors import InputError
 from gossamer.runs.monitor import RunMonitor
-from gossamer.train.checkpoint import CheckpointKeeper, find_checkpoint
+from gossamer.train.checkpoint import CheckpointKeeper, Layout, find_checkpoint
 from gossamer.train.job_spec import JobSpec
 
 
 class CheckpointRequests:
     def __init__(self, run: Run, job_spec: JobSpec) -> None:
         n = run.config.workers
-        self._keeper = CheckpointKeeper(job_spec.path, job_spec.checkpoint_every) if job_spec.path is not None else None
+        self._keeper = None
+        if job_spec.path is not None:
+            c = run.config
+            self._keeper = CheckpointKeeper(job_spec.path, job_spec.checkpoint_every, c.replica_size, c.inside)
         self._every = 0 if run.method().lockstep else job_spec.checkpoint_every * n
         """Steps of all workers together between two checkpoints that have to be requested."""
         self._num_requested = 0
         if job_spec.checkpoint:
             resumed = find_checkpoint(Path(job_spec.checkpoint))
-            self._num_requested = resumed.total_steps(n) // max(1, self._every)
+            self._num_requested = resumed.total_steps(Layout.of(job_spec.values)) // max(1, self._every)
 
     def poll(self, monitor: RunMonitor) -> list[str]:
         """Request a checkpoint if one is due, and mark those that are complete; return events."""

@@ -20,7 +20,10 @@ from gossamer.train.pacing import Pace
 DEFAULT_WORKERS = 4
 """Fewer than the default of virtual workers: real ones take real cores."""
 
-SIMULATED = ("clock", "gradient_backend", "link", "node_link", "slow_link", "fail", "join")
+SIMULATED = (
+    *("clock", "gradient_backend", "link", "node_link", "slow_link", "replica_link", "replica_blocks"),
+    *("fail", "join"),
+)
 """Settings that describe a simulation; they do not apply to real workers."""
 
 _SIMULATED_DEFAULTS = {"clock": "hardware", "gradient_backend": "auto"}
@@ -69,16 +72,24 @@ class JobSpec:
         # Without --compute only the stragglers' factors are used, whatever time stands here.
         return ComputeTimes(str(self.values.get("compute", "constant:1s")), straggler, workers)
 
-    def pace(self, run: Run, rank: int, stop: threading.Event) -> Pace:
-        """Return what delays the gradients of worker ``rank``: with --compute to a given time, as on an accelerator."""
+    def pace(self, run: Run, rank: int, stop: threading.Event, shard: int = 0) -> Pace:
+        """Return what delays the gradients of worker ``rank``: with --compute to a given time, as on an accelerator.
+
+        ``shard``: which rank of it, if the worker is a replica.
+        """
         c = run.config
-        rng = stream(c.seed, "compute", rank)
+        rng = stream(c.seed, "compute", rank, *([shard] if shard else []))
         return Pace(self.compute_times(max(c.workers, rank + 1)), "compute" in self.values, rank, rng, stop)
 
 
 def real_settings(values: dict[str, Any], num_started: int | None) -> list[dict[str, Any]]:
     """Return the settings of each run that ``values`` describe; ``num_started``: workers that a launcher started."""
     settings = dict(values)
+    if num_started is not None and str(settings.get("replica_size", 1)) != "1":
+        raise InputError(
+            f"--replica-size is {settings['replica_size']}, and a launcher started these processes: gossamer train "
+            "starts replicas on one machine; on several, gossamer.join with mesh= does, one torchrun per replica"
+        )
     for name in SIMULATED:
         default = _SIMULATED_DEFAULTS.get(name, "") or getattr(HardwareConfig, name, "")
         if settings.pop(name, default) != default:
@@ -111,6 +122,8 @@ def check(run: Run, values: dict[str, Any]) -> None:
     compute_times = JobSpec(values).compute_times(run.config.workers)
     if "compute" not in values and compute_times.factor.min() < 1:
         raise InputError("--straggler has a factor below 1: a real worker can only be slowed down")
+    if run.config.replica_size > 1 and run.codec is not None:
+        raise InputError("--wire does not work with --replica-size yet: leave it out")
     if not run.task.gradients and "compute" not in values:
         raise InputError(
             f"{run.task.name} has no gradients, so a step takes no time: say how long, such as --compute 10ms"

@@ -11,10 +11,12 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess
@@ -31,6 +33,7 @@ from gossamer.process.store.failover_store import FailoverStore
 from gossamer.process.store.home_store import Home, Host, HostedStore
 from gossamer.process.store.rank_info import RankInfo
 from gossamer.runs.run_folder import remove_if_empty
+from gossamer.train.replica.place import ReplicaPlace, shard_prefix
 
 HOST = "127.0.0.1"
 
@@ -38,6 +41,9 @@ STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 STOP_TIMEOUT_S = 20.0
 """How long workers that were asked to stop may take; then they are killed."""
+
+REPLICA_ENDS_S = 5.0
+"""How long the other processes of a replica may take to end when one of them has failed; then they are killed."""
 
 BAD_INPUT = 2
 """The exit code of a worker that cannot do what it is asked."""
@@ -82,6 +88,7 @@ class LocalStore:
         self.host, self.port = host, self._store.address[1]
 
     def rank_info(self, rank: int, workers: int, run: str) -> RankInfo:
+        """Return the rank info of a worker; ``run``: the name of a run, or of one shard of it."""
         name, secret = self._identity.run, self._identity.secret
         return RankInfo(rank, workers, self.host, self.port, f"gossamer/{run}/", name, secret, Host.LAUNCHER, self._tls)
 
@@ -93,15 +100,32 @@ class LocalStore:
 
 
 class LocalWorkers:
-    """The worker processes of one run; all of them have ended when the ``with`` block ends."""
+    """The worker processes of one run; all of them have ended when the ``with`` block ends.
 
-    def __init__(self, target: Target, rank_infos: Sequence[RankInfo], logs: Path | None = None) -> None:
-        """``logs``: the folder for what the workers print; None: they print to our own output."""
-        self.target, self.logs = target, logs
+    A worker is one process, or a replica of ``replica_size`` processes: its shards. They start and end together.
+    """
+
+    def __init__(
+        self,
+        target: Callable[..., int],
+        rank_infos: Sequence[RankInfo],
+        logs: Path | None = None,
+        replica_size: int = 1,
+    ) -> None:
+        """``target``: a ``Target``; in a replica it also takes a ``ReplicaPlace``, as ``place``.
+
+        ``logs``: the folder for what the workers print; None: they print to our own output.
+        """
+        self.target, self.logs, self.replica_size = target, logs, replica_size
         self._rank_infos = {rank_info.rank: rank_info for rank_info in rank_infos}
         if logs is not None:
             logs.mkdir(parents=True, exist_ok=True)
-        self._processes: dict[int, ForkServerProcess] = {}
+        self._processes: dict[tuple[int, int], ForkServerProcess] = {}
+        """By the ranks of the worker, and of the process in it."""
+        self._first_failures: dict[int, tuple[int, float]] = {}
+        """The exit code of the first process of a replica that failed, and when that was seen."""
+        self._rendezvous = tempfile.TemporaryDirectory(prefix="gossamer-") if replica_size > 1 else None
+        self._num_starts = 0
         self._stop_requested_at: float | None = None
 
     def __enter__(self) -> LocalWorkers:
@@ -115,32 +139,59 @@ class LocalWorkers:
 
     def __exit__(self, *_: object) -> None:
         self.kill()
-        for rank, process in self._processes.items():
+        for at, process in self._processes.items():
             process.close()
-            if self.logs is not None and self.log(rank).stat().st_size == 0:
-                self.log(rank).unlink()
+            if self.logs is not None and self.log(*at).stat().st_size == 0:
+                self.log(*at).unlink()
         if self.logs is not None:
             remove_if_empty([self.logs])
+        if self._rendezvous is not None:
+            self._rendezvous.cleanup()
 
     def start(self, rank: int) -> None:
         """Start worker ``rank``, or start it again."""
-        rank_info = self._rank_infos[rank]
-        log = None
-        if self.logs is not None:
-            log = str(self.log(rank))
-            self.log(rank).touch()
-        main = partial(_worker_main, self.target, rank_info, log)
-        self._processes[rank] = FORK_SERVER.Process(target=main, name=f"gossamer-worker-{rank}")
-        self._processes[rank].start()
+        self._num_starts += 1
+        self._first_failures.pop(rank, None)
+        for shard in range(self.replica_size):
+            rank_info, target, environment = self._rank_infos[rank], self.target, {}
+            if self._rendezvous is not None:
+                meet = str(Path(self._rendezvous.name) / f"{rank}-{self._num_starts}")
+                place = ReplicaPlace(shard, self.replica_size, meet)
+                rank_info = replace(rank_info, prefix=shard_prefix(rank_info.prefix[:-1], shard) + "/")
+                target, environment = partial(target, place=place), place.environment(rank)
+            log = None
+            if self.logs is not None:
+                log = str(self.log(rank, shard))
+                self.log(rank, shard).touch()
+            main = partial(_worker_main, target, rank_info, log, environment)
+            name = f"gossamer-worker-{rank}" + (f"-{shard}" if shard else "")
+            self._processes[rank, shard] = FORK_SERVER.Process(target=main, name=name)
+            self._processes[rank, shard].start()
 
-    def log(self, rank: int) -> Path:
+    def log(self, rank: int, shard: int = 0) -> Path:
         assert self.logs is not None
-        return self.logs / f"{rank}.log"
+        return self.logs / (f"{rank}-{shard}.log" if shard else f"{rank}.log")
 
     def exit_codes(self) -> dict[int, int]:
-        """Return the exit codes of the workers that have ended; below 0: the signal that killed them."""
-        codes = {rank: process.exitcode for rank, process in self._processes.items()}
-        return {rank: code for rank, code in codes.items() if code is not None}
+        """Return the exit codes of the workers that have ended; below 0: the signal that killed them.
+
+        That of a replica is the one of its first process that failed; a replica ends as a whole.
+        """
+        return {rank: code for rank in self._rank_infos if (code := self._exit_code(rank)) is not None}
+
+    def _exit_code(self, rank: int) -> int | None:
+        processes = [self._processes[rank, shard] for shard in range(self.replica_size)]
+        codes = [process.exitcode for process in processes]
+        failures = [code for code in codes if code]
+        if failures:
+            # A process that was killed is why the others failed.
+            _, since = self._first_failures.setdefault(rank, (min(failures), time.monotonic()))
+            if time.monotonic() - since > REPLICA_ENDS_S:
+                for process in processes:
+                    process.kill()
+        if None in codes:
+            return None
+        return self._first_failures[rank][0] if failures else 0
 
     def wait_for_end(self, timeout_s: float) -> None:
         """Wait until one of the workers that run has ended, at most ``timeout_s``."""
@@ -183,7 +234,7 @@ class LocalWorkers:
         return [process for process in self._processes.values() if process.is_alive()]
 
 
-def _worker_main(target: Target, rank_info: RankInfo, log: str | None) -> None:
+def _worker_main(target: Target, rank_info: RankInfo, log: str | None, environment: Mapping[str, str]) -> None:
     """Run ``target`` in a forked process, in the environment that torchrun would give it."""
     # The fork server has blocked them (``warm_up``).
     signal.pthread_sigmask(signal.SIG_UNBLOCK, STOP_SIGNALS)
@@ -194,11 +245,12 @@ def _worker_main(target: Target, rank_info: RankInfo, log: str | None) -> None:
         MASTER_ADDR=rank_info.host,
         MASTER_PORT=str(rank_info.port),
     )
+    os.environ.update(environment)
     if log is not None:
         with open(log, "ab", buffering=0) as file:
             for descriptor in (sys.stdout.fileno(), sys.stderr.fileno()):
                 os.dup2(file.fileno(), descriptor)
-    if rank_info.workers > 1 and "OMP_NUM_THREADS" not in os.environ:
+    if (rank_info.workers > 1 or environment) and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
     try:
         code = target(rank_info)

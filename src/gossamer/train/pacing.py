@@ -36,12 +36,16 @@ class Pace:
         """Whether gradients take what they take, without any delay."""
         return not self.fixed and self.factor == 1.0
 
+    def draw(self) -> float:
+        """Return how long the next gradient takes, if that is given."""
+        return self.compute_times.draw(self.rank, self.rng)
+
     def delay(self, began: float) -> None:
         """Wait until a gradient that began then has taken as long as it should."""
         if self.natural:
             return
         elapsed = time.monotonic() - began
-        wanted = self.compute_times.draw(self.rank, self.rng) if self.fixed else self.factor * elapsed
+        wanted = self.draw() if self.fixed else self.factor * elapsed
         if wanted > elapsed:
             self.stop.wait(wanted - elapsed)
 

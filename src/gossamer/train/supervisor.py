@@ -24,6 +24,8 @@ from gossamer.train.checkpoint_requests import CheckpointRequests
 from gossamer.train.entrypoint import LEAVE_ON_NOTHING, run_worker, worker_main
 from gossamer.train.job_spec import JobSpec
 from gossamer.train.launcher import BAD_INPUT, LocalStore, LocalWorkers, StopSignals, describe_exit
+from gossamer.train.replica.place import shard_prefix
+from gossamer.train.replica.status import ReplicaBoard
 
 MAX_RESTARTS = 3
 """How often one worker is started again."""
@@ -46,13 +48,18 @@ def train_locally(
     history: Sequence[Point] = (),
 ) -> TrainingResult:
     method = run.config.method
-    board = StatusBoard(store.connect(method))
+    c = run.config
+    if c.replica_size == 1:
+        board = StatusBoard(store.connect(method))
+    else:
+        shards = [StatusBoard(store.connect(shard_prefix(method, shard))) for shard in range(c.replica_size)]
+        board = ReplicaBoard(shards, sharded=c.inside == "fsdp")
     monitor = RunMonitor(run_facts(run), board, on_point, history, also_poll=CheckpointRequests(run, job_spec).poll)
     target = partial(worker_main, job_spec.to_json())
     scratch = tempfile.TemporaryDirectory(prefix="gossamer-") if job_spec.path is None else nullcontext("")
     with scratch as folder:
         logs = job_spec.path / WORKERS if job_spec.path is not None else Path(folder) / WORKERS
-        with LocalWorkers(target, store.rank_infos(run.config.workers, method), logs) as workers:
+        with LocalWorkers(target, store.rank_infos(c.workers, method), logs, c.replica_size) as workers:
             failed = supervise(workers, monitor, signals, show, restart)
     await_newcomers(monitor, workers.ranks)
     board.close()
@@ -87,7 +94,8 @@ def supervise(workers: LocalWorkers, monitor: RunMonitor, signals: StopSignals, 
             status = monitor.status[rank]
             if status.state in (DONE, LEFT):
                 continue
-            why = status.error if status.state == FAILED else describe_exit(codes[rank])
+            # A rank that was killed is why others of its replica failed.
+            why = status.error if status.state == FAILED and codes[rank] > 0 else describe_exit(codes[rank])
             if signals.count:
                 monitor.gone[rank] = why
             elif not monitor.started:
@@ -150,5 +158,5 @@ def train_as_worker(
 
 def run_facts(run: Run) -> RunFacts:
     c = run.config
-    batch = c.batch if run.task.gradients else 0
+    batch = c.worker_batch if run.task.gradients else 0
     return RunFacts(c.method, run.topology.name, c.workers, c.seed, run.method().pairwise, c.steps, batch)

@@ -5,6 +5,9 @@ The same seed gives the same initial weights, the same partition and the same mi
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
 import torch
 from torch import Tensor
 
@@ -12,20 +15,29 @@ from gossamer.config import Run, find_device
 from gossamer.process.store.rank_info import find_local_rank
 from gossamer.seeds import stream
 from gossamer.tasks import worker_batches
+from gossamer.vectors.flat import is_sharded, local_part
+
+if TYPE_CHECKING:
+    from gossamer.train.replica.rank import ReplicaRank
 
 TEST_BATCH = 1000
 
 
 class WorkerTask:
-    def __init__(self, run: Run, rank: int) -> None:
-        self.run, self.rank = run, rank
+    def __init__(self, run: Run, rank: int, replica: ReplicaRank | None = None) -> None:
+        """``replica``: the rank of its replica that this process is; None if the worker is one process."""
+        self.run, self.rank, self.replica = run, rank, replica
         c = run.config
-        self.device = _own_device(c.device)
+        self.shard = 0 if replica is None else replica.shard
+        # Numbers of rank 0 of a replica are those of a worker of one rank.
+        self._who = (rank, self.shard) if self.shard else (rank,)
+        self.device = own_device(c.device)
         torch.manual_seed(c.seed)
-        self.model = run.task.model().to(self.device)
-        # From here on each worker draws its own random numbers, for dropout and the like.
-        torch.manual_seed(int(stream(c.seed, "torch", rank).integers(2**63)))
-        self.optimizer = run.make_optimizer([p for p in self.model.parameters() if p.requires_grad])
+        self.plain_model = run.task.model().to(self.device)
+        self.model = self.plain_model if replica is None else replica.parallelize(self.plain_model, c.inside)
+        # From here on each rank draws its own random numbers, for dropout and the like.
+        torch.manual_seed(int(stream(c.seed, "torch", *self._who).integers(2**63)))
+        self.optimizer = run.make_optimizer([p for p in self.plain_model.parameters() if p.requires_grad])
         self._lrs = [group["lr"] for group in self.optimizer.param_groups]
         self.deal(tuple(range(max(c.workers, rank + 1))))
         self._train = tuple(part.to(self.device) for part in run.task.train)
@@ -40,7 +52,7 @@ class WorkerTask:
         else:
             num_shares = len(ranks)
         self.ranks = ranks
-        self.batches = worker_batches(self.run.task, c.partition, num_shares, c.batch, c.seed)[position]
+        self.batches = worker_batches(self.run.task, c.partition, num_shares, c.worker_batch, c.seed)[position]
 
     def gradient(self, number: int) -> Tensor | None:
         """Compute the gradient of mini-batch ``number`` into the parameters; return its loss, if the task has one."""
@@ -60,23 +72,60 @@ class WorkerTask:
             group["lr"] = lr * factor
         self.optimizer.step()
 
+    def like(self, name: str, size: torch.Size) -> Tensor | None:
+        """Return the parameter whose layout over ranks a tensor of a checkpoint has, by the tensor's name there."""
+        _, kind, *rest = name.split("/")
+        if kind == "model":
+            return self._by_name.get("/".join(rest))
+        if kind == "optimizer" and rest[0] == "state":
+            parameters = [p for group in self.optimizer.param_groups for p in group["params"]]
+            parameter: Tensor = parameters[int(rest[1])]
+            return parameter if parameter.shape == size else None
+        return None
+
+    def load(self, model: Mapping[str, Tensor], optimizer: dict[str, Any]) -> None:
+        """Load the model and the optimizer from a checkpoint, whose tensors may be whole where ours are sharded."""
+        self.plain_model.load_state_dict({name: self._laid_out(f"/model/{name}", t) for name, t in model.items()})
+        state = {
+            index: {name: self._laid_out(f"/optimizer/state/{index}/{name}", value) for name, value in entry.items()}
+            for index, entry in optimizer["state"].items()
+        }
+        self.optimizer.load_state_dict({**optimizer, "state": state})
+
+    def _laid_out(self, name: str, value: Any) -> Any:
+        like = self.like(name, value.shape) if isinstance(value, Tensor) else None
+        if like is None or not is_sharded(like):
+            return value
+        from gossamer.train.replica.sharded_checkpoint import laid_out_as
+
+        return laid_out_as(value, like)
+
     def synchronize(self) -> None:
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)
 
     def _mini_batch(self, number: int) -> tuple[Tensor, Tensor]:
-        index = torch.from_numpy(self.batches.take(number)).to(self.device)
+        # The ranks of a replica share the mini-batch that a worker of one rank would have.
+        own = slice(self.shard * self.run.config.batch, (self.shard + 1) * self.run.config.batch)
+        index = torch.from_numpy(self.batches.take(number)[own]).to(self.device)
         inputs, targets = (part.index_select(0, index) for part in self._train)
         if self.run.task.augment is not None:
-            inputs = self.run.task.augment(inputs, stream(self.run.config.seed, "augment", self.rank, number))
+            inputs = self.run.task.augment(
+                inputs, stream(self.run.config.seed, "augment", self.rank, number, *self._who[1:])
+            )
         return inputs, targets
 
     def _outputs(self, inputs: Tensor) -> Tensor:
         if self.run.task.prepare is not None:
             inputs = self.run.task.prepare(inputs)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.run.config.precision == "bfloat16"):
-            outputs: Tensor = self.model(inputs)
+            # DDP's own forward pass is for training only.
+            outputs: Tensor = (self.model if torch.is_grad_enabled() else self.plain_model)(inputs)
         return outputs.float() if outputs.dtype == torch.bfloat16 else outputs
+
+    @property
+    def _by_name(self) -> dict[str, Tensor]:
+        return dict(self.plain_model.state_dict())
 
     @property
     def num_test_batches(self) -> float:
@@ -88,7 +137,7 @@ class WorkerTask:
         task, (inputs, targets) = self.run.task, self._test
         if not task.gradients:
             return None, None
-        self.model.eval()
+        self.plain_model.eval()
         loss, correct = 0.0, 0.0
         for start in range(0, len(inputs), TEST_BATCH):
             batch = slice(start, start + TEST_BATCH)
@@ -98,9 +147,17 @@ class WorkerTask:
                 correct += share * float(task.correct(outputs, targets[batch]))
         return loss, None if task.correct is None else correct
 
+    def parameters(self) -> Tensor:
+        """Return a copy of the trainable parameters, or of this rank's part of them, as one vector."""
+        return torch.cat([local_part(p.detach()).flatten() for p in self.model.parameters() if p.requires_grad])
+
     def weights(self) -> dict[str, Tensor]:
-        """Return a copy of the model's state_dict in host memory."""
-        return {name: tensor.detach().cpu().clone().contiguous() for name, tensor in self.model.state_dict().items()}
+        """Return a copy of the whole model's state_dict in host memory. All ranks of a replica must call it."""
+        weights = {}
+        for name, tensor in self.plain_model.state_dict().items():
+            whole = tensor.full_tensor() if is_sharded(tensor) else tensor
+            weights[name] = whole.detach().cpu().clone().contiguous()
+        return weights
 
 
 class LossMeter:
@@ -125,7 +182,7 @@ class LossMeter:
         return int(self._num_nonfinite)
 
 
-def _own_device(name: str) -> torch.device:
+def own_device(name: str) -> torch.device:
     """Return this worker's device: workers of one machine are spread over its GPUs."""
     device = find_device(name)
     if device.type != "cuda":

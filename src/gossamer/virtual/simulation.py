@@ -108,6 +108,8 @@ class _Simulation:
         self.worker_accuracy: list[float | None] = [None] * run.config.workers
         self.history: list[Point] = []
         self.num_events_reported = 0
+        self.copies = 1 if run.replica is None else run.replica.copies
+        """How often the ranks of a worker send each vector."""
         self.total_steps = run.config.steps * run.config.workers
         c, evaluator = run.config, self.cluster.evaluator
         flops = 2.0 * evaluator.flat.size * len(run.task.test[0]) * (c.workers + 1) * c.steps
@@ -179,7 +181,7 @@ class _Simulation:
                     state="gone" if not worker.alive else "training" if worker.idle_since is None else "waiting",
                     steps=worker.steps_done,
                     exchanges=worker.exchanges,
-                    bytes_sent=worker.bytes_sent,
+                    bytes_sent=self.copies * worker.bytes_sent,
                     busy=1.0 - worker.idle_until(now) / lifetime if lifetime else 1.0,
                     accuracy=self.worker_accuracy[worker.rank],
                 )
@@ -205,14 +207,14 @@ class _Simulation:
             steps=round(cluster.total_steps / c.workers),
             total_steps=cluster.total_steps,
             worker_steps=Spread.of([float(worker.steps_done) for worker in workers]),
-            samples=cluster.total_steps * c.batch if self.run.task.gradients else 0,
+            samples=cluster.total_steps * c.worker_batch if self.run.task.gradients else 0,
             loss=loss,
             train_loss=train_loss,
             accuracy=accuracy,
             worker_accuracy=Spread.of(accuracies),
             consensus=consensus,
             exchanges=cluster.exchanges.count,
-            bytes_sent=sum(worker.bytes_sent for worker in workers),
+            bytes_sent=self.copies * sum(worker.bytes_sent for worker in workers),
             utilization=1.0 - idle / lifetime if lifetime else 1.0,
             workers_alive=len(cluster.alive()),
             wall_s=time.perf_counter() - self.began,
@@ -255,7 +257,7 @@ class _Simulation:
             history=self.history,
             model=model,
             weights={name: tensor.cpu().clone().contiguous() for name, tensor in evaluator.model.state_dict().items()},
-            worker_bytes_sent=[worker.bytes_sent for worker in cluster.workers],
+            worker_bytes_sent=[self.copies * worker.bytes_sent for worker in cluster.workers],
             worker_compute_time=[worker.compute_time for worker in cluster.workers],
             worker_idle_time=[worker.idle_time for worker in cluster.workers],
             events=cluster.events,

@@ -16,7 +16,7 @@ from gossamer.cli.arguments import PLAN_BUDGET
 from gossamer.cli.options import parse_number
 from gossamer.cli.output import print_json, print_note, print_table
 from gossamer.config import RunConfig, find_methods
-from gossamer.errors import InputError
+from gossamer.errors import InputError, unknown
 from gossamer.hardware import parse_duration
 from gossamer.plan import cluster_file
 from gossamer.plan.cluster_spec import ClusterSpec
@@ -24,12 +24,13 @@ from gossamer.plan.predict import Prediction
 from gossamer.plan.quality import QualityPlan, make_quality_plan
 from gossamer.plan.recommend import UNNAMED_TASK, Plan, Workload, make_plan, milliseconds
 from gossamer.plan.target import parse_target
-from gossamer.plan.verify import Check, measure, num_steps, to_verify, train_settings
+from gossamer.plan.verify import Check, measure, num_steps, replica_settings, to_verify, train_settings
 from gossamer.plan.what_if import apply_change
 from gossamer.process.store.rank_info import RankInfo, started_rank_info
 from gossamer.report.formats import NOTHING, counted, duration, size
 from gossamer.settings import from_values
 from gossamer.tasks import TaskConfig
+from gossamer.virtual.comm.replica_time import INSIDE
 
 TRAIN_OPTIONS = (*(field.name for field in dataclasses.fields(TaskConfig)), "optimizer", "batch", "wire")
 """Options that are passed on to the recommended command."""
@@ -55,6 +56,7 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         before = make_plan(spec, job, **options)
         scenario = apply_change(parsed.what_if, spec, job.parameters)
         spec, job = scenario.spec, dataclasses.replace(job, parameters=scenario.parameters)
+    options["replicas"] = _replicas(parsed, spec)
     plan = make_plan(spec, job, workers=workers, **options)
     if spec.parameters and abs(job.parameters - spec.parameters) > 0.01 * spec.parameters:
         plan.notes.append(
@@ -137,7 +139,7 @@ def _count_parameters(model: Any) -> int:
 def _verify(plan: Plan, parsed: argparse.Namespace, rank_info: RankInfo | None) -> list[Check]:
     if parsed.task is None:
         raise InputError("--verify needs a task to train: give it as --task")
-    nodes, planned = plan.spec.nodes, plan.winner.workers
+    nodes, planned = plan.spec.nodes, plan.winner.ranks
     if rank_info is None and nodes > 1:
         raise InputError(
             f"--verify needs the {nodes} nodes of the cluster file: start gossamer plan there with torchrun"
@@ -150,9 +152,10 @@ def _verify(plan: Plan, parsed: argparse.Namespace, rank_info: RankInfo | None) 
     checks = []
     for number, prediction in enumerate(to_verify(plan)):
         candidate = prediction.candidate
-        print(f"verify: {candidate.label} over {candidate.topology}", file=sys.stderr, flush=True)
+        print(f"verify: {prediction.label} over {candidate.topology}", file=sys.stderr, flush=True)
         values = train_settings(candidate, settings, num_steps(prediction.step_s, candidate))
-        measured = measure({**values, "workers": prediction.workers}, rank_info, f"verify{number}")
+        values |= {"workers": prediction.workers, **replica_settings(prediction)}
+        measured = measure(values, rank_info, f"verify{number}")
         if measured is not None:
             checks.append(Check(prediction, measured))
     return checks
@@ -182,6 +185,32 @@ def _quality(plan: Plan, parsed: argparse.Namespace) -> QualityPlan | None:
             print(f"until {target}: {text}", file=sys.stderr, flush=True)
 
     return make_quality_plan(plan, settings, target, budget_s, say)
+
+
+def _replicas(parsed: argparse.Namespace, spec: ClusterSpec) -> list[tuple[int, str]]:
+    """Return the sizes of replicas to plan for, and what is inside of them."""
+    if parsed.inside is not None and parsed.inside not in INSIDE:
+        raise unknown("value for --inside", parsed.inside, INSIDE)
+    if parsed.replica_size is None and spec.replica is None:
+        if parsed.inside is not None:
+            raise InputError("--inside is for replicas: give --replica-size too, a number or auto")
+        return [(1, "")]
+    for name in ("until", "plot"):
+        if getattr(parsed, name) is not None:
+            raise InputError(f"--{name} does not plan for replicas yet: leave it out, or --replica-size")
+    if parsed.wire not in (None, "float32"):
+        raise InputError("--wire does not work with --replica-size yet: leave it out")
+    per_node = spec.ranks // spec.nodes
+    if parsed.replica_size == "auto":
+        sizes = [size for size in range(1, per_node + 1) if per_node % size == 0]
+    elif parsed.replica_size is None and spec.replica is not None:
+        sizes = [spec.replica.ranks]
+    else:
+        sizes = [parse_number(parsed.replica_size, "--replica-size", int, 1)]
+    inside = INSIDE if parsed.inside is None else (parsed.inside,)
+    if parsed.inside is None and spec.replica is not None and parsed.replica_size is None:
+        inside = (spec.replica.inside,)
+    return [(size, kind) for size in sizes for kind in (inside if size > 1 else ("",))]
 
 
 def _show_quality(quality: QualityPlan) -> None:
@@ -216,7 +245,7 @@ def _show_quality(quality: QualityPlan) -> None:
 def _show_checks(checks: list[Check]) -> None:
     rows = [
         [
-            check.prediction.candidate.label,
+            check.prediction.label,
             check.prediction.candidate.topology,
             milliseconds(check.prediction.step_s),
             milliseconds(check.measured_s),
@@ -259,7 +288,8 @@ def _show(plan: Plan, top: int) -> None:
     # All-reduce, the baseline, is always listed.
     rows += [each for each in plan.baselines.values() if each not in rows and each in plan.ranking]
     spec, job = plan.spec, plan.job
-    nodes = f"{counted(spec.nodes, 'node')} of {counted(spec.per_node, 'worker')}"
+    what = "worker" if len({each.replica_size for each in plan.predictions}) == 1 and not rows[0].replica else "rank"
+    nodes = f"{counted(spec.nodes, 'node')} of {counted(spec.ranks // spec.nodes, what)}"
     shown = [name for name in COLUMNS if name != "workers" or several]
     task = "" if job.task == UNNAMED_TASK else f"{job.task}, "
     title = f"{task}{job.parameters / 1e6:.3g} M parameters, {nodes}"
@@ -277,7 +307,7 @@ def _cells(plan: Plan, prediction: Prediction) -> dict[str, str]:
     low, high = prediction.interval_s
     late = f"gradients {prediction.late_steps:.0f} steps late" if prediction.late_steps else ""
     return {
-        "method": prediction.candidate.label,
+        "method": prediction.label,
         "topology": prediction.candidate.topology,
         "step": milliseconds(prediction.step_s),
         "interval": f"{1e3 * low:.3g}–{1e3 * high:.3g} ms",

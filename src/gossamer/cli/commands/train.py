@@ -28,7 +28,7 @@ from gossamer.runs.monitor import TrainingResult, read_point
 from gossamer.runs.point_writer import PointWriter
 from gossamer.runs.run_folder import CONFIG, RunFolder, make_folders, read_history, remove_if_empty, write_comparison
 from gossamer.runs.status import DONE
-from gossamer.train.checkpoint import CheckpointKeeper, find_checkpoint
+from gossamer.train.checkpoint import CheckpointKeeper, Layout, find_checkpoint
 from gossamer.train.entrypoint import LEAVE_ON_NOTHING, LEAVE_ON_TERM
 from gossamer.train.job_spec import JobSpec, real_settings
 from gossamer.train.launcher import LocalStore, counting_stop_signals, warm_up
@@ -96,7 +96,7 @@ OF_THIS_MACHINE = ("workers", "device", "compute", "straggler")
 
 def join(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     """Add workers to a run that is under way."""
-    from gossamer.train.join_run import JoinedRun
+    from gossamer.train.newcomers.join_run import JoinedRun
 
     values = given(parsed)
     others = [name for name in values if name not in OF_THIS_MACHINE]
@@ -174,7 +174,7 @@ def _resumed(parsed: argparse.Namespace, rank_info: RankInfo | None) -> _Request
     (values,) = real_settings({**before, **now}, None if rank_info is None else rank_info.workers)
     checkpoint_every, traced = _checkpoint_every(parsed, checkpoint.every), parsed.trace is not None
     job_spec = JobSpec(values, str(folder), checkpoint_every, str(checkpoint.path), trace=traced)
-    done, goal = checkpoint.total_steps(values["workers"]), values["steps"] * values["workers"]
+    done, goal = checkpoint.total_steps(Layout.of(values)), values["steps"] * values["workers"]
     if done >= goal:
         raise InputError(
             f"the checkpoint {checkpoint.path} is already at step {checkpoint.mean_steps()}, but --steps is "

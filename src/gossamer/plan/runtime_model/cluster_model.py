@@ -75,7 +75,22 @@ class ClusterModel:
 
     def draw_compute(self, num_steps: int) -> np.ndarray:
         rng = stream(self.seed, "plan", self.workers)
-        return self.spec.compute.draw(rng, (num_steps, self.num_runs, self.workers))
+        drawn = self.spec.compute.draw(rng, (num_steps, self.num_runs, self.spec.ranks))
+        if self.spec.replica is None:
+            return drawn
+        # A replica is as slow as its slowest rank.
+        of_ranks = drawn.reshape(num_steps, self.num_runs, self.workers, self.spec.replica.ranks)
+        slowest: np.ndarray = of_ranks.max(axis=-1) + self.inner_s
+        return slowest
+
+    @cached_property
+    def inner_s(self) -> float:
+        """How long a step waits for what the ranks of a replica send each other."""
+        replica, compute = self.spec.replica, self.spec.compute
+        if replica is None:
+            return 0.0
+        backward_s = compute.estimated_backward_s
+        return replica.exposed_s(self.model_bytes, max(0.0, compute.mean_s - backward_s), backward_s)
 
     @cached_property
     def mean_compute_s(self) -> float:

@@ -53,6 +53,11 @@ class CommTimes:
         """Return the time of a communication, ``MEAN`` (an all-reduce) or another of ``COMM_KINDS``, in a group."""
         if shape.members < 2:
             return CommTime()
+        replica = self.spec.replica
+        if replica is not None:
+            # Each rank of a replica sends its part to its counterpart, all at once.
+            shape = replace(shape, at_once=shape.at_once * replica.ranks)
+            size_bytes = math.ceil(replica.part * size_bytes)
         key = (kind, shape, size_bytes)
         if key not in self._cache:
             self._cache[key] = self._compute_time(kind, shape, size_bytes)

@@ -42,20 +42,25 @@ class MeasuredClock:
 
     instantaneous = False
 
-    def __init__(self, spec: ClusterSpec, with_comm: bool, queue: EventQueue) -> None:
-        self.spec, self.with_comm, self.queue = spec, with_comm, queue
+    def __init__(self, spec: ClusterSpec, with_comm: bool, queue: EventQueue, inner_s: float = 0.0) -> None:
+        """``inner_s``: how long a step waits for what the ranks of a replica send each other."""
+        self.spec, self.with_comm, self.queue, self.inner_s = spec, with_comm, queue, inner_s
         self.comm = CommTimes(spec)
-        self.factors = spec.compute.worker_factors(spec.workers)
+        self.factors = spec.compute.worker_factors(spec.ranks)
         self._num_groups = [0] * spec.nodes
         """Groups that communicate on each node now."""
 
     def gradient_times(self, rank: int, rng: np.random.Generator) -> Iterator[float]:
         while True:
-            typical = self.spec.compute.draw(rng, (NUM_STEPS, 1))[:, 0] / self.factors[0]
-            yield from (typical * self.factors[rank]).tolist()
+            ranks = 1 if self.spec.replica is None else self.spec.replica.ranks
+            drawn = self.spec.compute.draw(rng, (NUM_STEPS, ranks)) / self.factors[:ranks]
+            own = self.factors[rank * ranks : (rank + 1) * ranks]
+            yield from ((drawn * own).max(axis=1) + self.inner_s).tolist()
 
     def mean_gradient_time(self, rank: int) -> float:
-        return float(self.spec.compute.mean_s * self.factors[rank])
+        ranks = self.spec.ranks // self.spec.workers
+        slowest = self.factors[rank * ranks : (rank + 1) * ranks].max()
+        return float(self.spec.compute.mean_s * slowest) + self.inner_s
 
     def swap(self, now: float, a: int, b: int, size_bytes: int, done: OnDone) -> None:
         self._communicate(EXCHANGE, now, (a, b), size_bytes, done)
@@ -125,9 +130,9 @@ def virtual_cluster(
 
     def make_clock(queue: EventQueue) -> Clock:
         # Without measurements, the virtual cluster's own clock knows better how concurrent messages share a card.
-        clock: Clock = HardwareClock(hardware, model.workers, queue)
+        clock: Clock = HardwareClock(hardware, model.workers, queue, spec.replica, model.model_bytes)
         if spec.measured or spec.compute.sample_s or not with_comm:
-            clock = MeasuredClock(spec, with_comm, queue)
+            clock = MeasuredClock(spec, with_comm, queue, model.inner_s)
         return ScaledClock(clock, model.parameters / dim)
 
     with torch.random.fork_rng(devices=[]):
@@ -136,7 +141,8 @@ def virtual_cluster(
 
 def hardware_config(spec: ClusterSpec) -> HardwareConfig:
     compute = spec.compute
-    factors = enumerate(compute.worker_factors(spec.workers))
+    # A replica is as slow as its slowest rank.
+    factors = enumerate(compute.worker_factors(spec.ranks).reshape(spec.workers, -1).max(axis=1))
     return HardwareConfig(
         compute=f"lognormal:{compute.mean_s}s,{compute.spread}" if compute.spread else f"constant:{compute.mean_s}s",
         straggler=",".join(f"{rank}:{factor}" for rank, factor in factors if factor != 1),

@@ -27,6 +27,9 @@ from gossamer.process.lifecycle import TrainingEnded
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 
 POLL_S = 0.01
+WAIT_S = 0.1
+"""How long a worker waits for the others in one request to the store."""
+
 HOST_LEAVES_AFTER_S = 0.5
 """How long the host of the store waits for the others to leave first."""
 
@@ -120,10 +123,12 @@ class FinalAverage:
         others = [rank for rank in of.members if rank != self.rank]
 
         def all_have(published: str) -> bool:
-            return all(
-                self.store.get(f"{published}/{rank}") is not None or self.runtime.heartbeats.dead(rank)
-                for rank in others
-            )
+            # The store answers as soon as all have: that is fewer requests than asking often.
+            keys = [f"{published}/{rank}" for rank in others]
+            if self.store.has_all(keys, WAIT_S):
+                return True
+            marks = zip(others, self.store.get_all(keys), strict=True)
+            return all(mark is not None or self.runtime.heartbeats.dead(rank) for rank, mark in marks)
 
         has, left = (f"{of.key}/{what}" for what in ("has", "left"))
         while True:

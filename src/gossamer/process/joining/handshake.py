@@ -28,6 +28,9 @@ from gossamer.process.store.rank_info import RankInfo
 from gossamer.process.store.worker_addresses import WorkerAddresses
 
 POLL_S = 0.02
+VERDICT_WAIT_S = 0.25
+"""How long a worker that waits for the verdict waits in one request."""
+
 LOOK_S = 0.3
 """How often a worker that waits looks who is missing, and whether they live."""
 
@@ -108,7 +111,10 @@ class Handshake:
             if verdict is not None:
                 self._obey(verdict)
                 return
-            time.sleep(POLL_S)
+            # The worker that publishes last sees all others at once, and decides. The store tells the rest: that is
+            # fewer requests than asking often.
+            if not self.store.has_all(["handshake/verdict"], VERDICT_WAIT_S):
+                time.sleep(POLL_S)
 
     def _all_published(self) -> bool:
         return self.store.has_all([f"handshake/rank/{rank}" for rank in range(self.workers)])

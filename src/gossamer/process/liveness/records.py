@@ -87,7 +87,8 @@ def from_bytes(data: bytes, workers: int) -> Message | None:
     """Return the message; None if that is none of a run with so many workers."""
     try:
         kind, number, num_dead = _HEADER.unpack_from(data)
-        at, records = _HEADER.size, []
+        at = _HEADER.size
+        records: list[Record] = []
         for _ in range(number):
             fields = _RECORD.unpack_from(data, at)
             at += _RECORD.size

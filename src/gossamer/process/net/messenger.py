@@ -26,8 +26,11 @@ MAX_EARLY_BYTES = 128 * 1024
 
 CONNECT_TIMEOUT_S = 3.0
 MIN_BACKOFF_S, MAX_BACKOFF_S = 0.05, 1.0
-IDLE_S = 60.0
-"""A connection without a message for this long is closed."""
+IDLE_S = 1.0
+"""A connection without a message for this long is closed: those that send to each other all the time keep theirs."""
+
+SPARE_IDLE_S = 0.5
+"""The same of one beside another with the same peer, which neither uses."""
 
 ACKNOWLEDGED_MS = 3000
 """A connection whose peer has not acknowledged something for this long is closed: once the network is whole again, a
@@ -45,8 +48,9 @@ _LENGTH = struct.Struct("<I")
 class _Link:
     """One connection, its incoming bytes and its outgoing ones."""
 
-    def __init__(self, rank: int, connection: Connection) -> None:
-        self.rank, self.connection = rank, connection
+    def __init__(self, rank: int, connection: Connection, preferred: bool) -> None:
+        """``preferred``: the end with the lower rank has made it. Of two with one process both ends use that one."""
+        self.rank, self.connection, self.preferred = rank, connection, preferred
         self.incoming = bytearray()
         self.outgoing = bytearray()
         self.used = time.monotonic()
@@ -75,7 +79,7 @@ class Messenger:
         self._links: dict[int, _Link] = {}
         """The connection over which each peer is sent to."""
         self._all: set[_Link] = set()
-        """All connections: if two peers connect at once, they have two."""
+        """All connections: if two peers connect at once, they have two, until the one that neither uses is closed."""
         self._dialing: dict[int, Dialing | None] = {}
         self._early: dict[int, bytearray] = {}
         """What is to be sent to each peer to which a connection is being made."""
@@ -174,7 +178,7 @@ class Messenger:
         with self._lock:
             self._dialing.pop(rank, None)
             self._backoff_s.pop(rank, None)
-        self._add(_Link(rank, connection))
+        self._add(_Link(rank, connection, self._is_below(rank)))
 
     def _not_connected(self, rank: int, address: Address, error: OSError) -> None:
         self._failed(rank)
@@ -194,7 +198,10 @@ class Messenger:
         if connection.peer_rank is None or hello != self._about or self._closed:
             connection.close()
             return
-        self._add(_Link(connection.peer_rank, connection))
+        self._add(_Link(connection.peer_rank, connection, not self._is_below(connection.peer_rank)))
+
+    def _is_below(self, rank: int) -> bool:
+        return self._identity.rank is not None and self._identity.rank < rank
 
     def _disconnect(self, rank: int) -> None:
         for link in [link for link in self._all if link.rank == rank]:
@@ -208,7 +215,10 @@ class Messenger:
                 link.connection.close()
                 return
             self._all.add(link)
-            self._links[link.rank] = link
+            other = self._links.get(link.rank)
+            same = other is not None and other.connection.peer_incarnation == link.connection.peer_incarnation
+            if other is None or link.preferred or not same or not other.preferred:
+                self._links[link.rank] = link
             early = self._early.pop(link.rank, None)
             if early is not None:
                 link.outgoing += early
@@ -291,8 +301,10 @@ class Messenger:
                     self._links[link.rank] = others[0]
 
     def _close_idle(self) -> None:
-        for link in [link for link in self._all if time.monotonic() - link.used > IDLE_S]:
-            self._drop(link)
+        now = time.monotonic()
+        for link in list(self._all):
+            if now - link.used > (IDLE_S if self._links.get(link.rank) is link else SPARE_IDLE_S):
+                self._drop(link)
         if not self._closed:
             self.loop.call_later(IDLE_S / 4, self._close_idle)
 

@@ -116,6 +116,7 @@ class Driver:
             self.state.history.add_step(time.monotonic(), self.metrics.idle_s)
         else:
             self.metrics.repeated += 1
+            self.metrics.dropped += 1
         self.lock.release()
         ended = time.monotonic()
         if not self._void:
@@ -142,6 +143,8 @@ class Driver:
         assert self._step is not None
         merges = MergeRecorder(self.worker)
         answer: Any = None
+        unchanged = self.method.keeps_gradient and not self._updated and self.state.replica is None
+        num_imports = self.state.num_imports
         while True:
             try:
                 with merges.resume(answer):
@@ -164,8 +167,13 @@ class Driver:
             self.lock.release()
             try:
                 answer = self.effects.answer(effect, FOREGROUND)
-            except (StepRetry, TrainingEnded):
+                unchanged = False
+            except (StepRetry, TrainingEnded) as ended:
                 self._step.close()
+                if isinstance(ended, StepRetry) and unchanged and self.state.num_imports == num_imports:
+                    self._begin_again()
+                    merges, answer = MergeRecorder(self.worker), None
+                    continue
                 self._step = None
                 self._void = True
                 return False
@@ -174,6 +182,17 @@ class Driver:
                 self.metrics.idle_s += time.monotonic() - began
                 if not isinstance(effect, Start):
                     self.recorder.waited(self.worker.run_rank, began, time.monotonic())
+
+    def _begin_again(self) -> None:
+        """Begin the method's step once more, with the same gradient: nothing has changed since it began."""
+        self.metrics.repeated += 1
+        # The members may be too few now.
+        self._policy.wait()
+        self._opened = False
+        if self.effects.early is not None:
+            self.effects.early.reset()
+            self.effects.early.before_step()
+        self._step = self._generator("step")
 
     # The background thread
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import sys
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
@@ -166,6 +167,10 @@ class Swarm:
         """
         self._check_deals("batches")
         return self._data.batches(loader, total_steps, epochs)
+
+    def _deal_turns(self, total_steps: int) -> Iterator[None]:
+        """Yield once per step of this worker until all workers together have made ``total_steps``."""
+        return self._data.batches(itertools.repeat(None), total_steps, None)
 
     @property
     def progress(self) -> float:

@@ -12,7 +12,7 @@ function writeHead() {
   const all = (get) => unique(runs.map(get)).join(", ");
   find("subtitle").textContent = [
     all((run) => run.task),
-    all((run) => (run.num_workers === 1 ? "1 worker" : `${run.num_workers} workers`)),
+    all(workersText),
     all((run) => run.topology),
     all((run) => (run.world === "virtual" ? "virtual cluster" : "real processes")),
   ].join(" · ");
@@ -21,6 +21,11 @@ function writeHead() {
   const started = runs.map((run) => run.started).filter(Boolean).sort()[0];
   const when = started ? `, started ${started.slice(0, 16).replace("T", " ")} UTC` : "";
   find("footer").replaceChildren(`gossamer ${all((run) => run.version)}${when}.`, ...fileLinks());
+}
+
+function workersText({ num_workers: number, replica_size: size }) {
+  if (size > 1) return `${number} ${number === 1 ? "replica" : "replicas"} of ${size} ranks`;
+  return number === 1 ? "1 worker" : `${number} workers`;
 }
 
 // `gossamer watch` serves the files of the run too.

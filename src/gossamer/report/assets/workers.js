@@ -13,6 +13,21 @@ function drawWorkers() {
   drawStaleness(run);
   drawGraph(run);
   writeEvents(run);
+  writeRanks(run);
+}
+
+// Folded: workers that are replicas, rank by rank.
+function writeRanks(run) {
+  const rows = (run.workers && run.workers.of_replicas) || [];
+  find("ranks-of-replicas").hidden = rows.length === 0;
+  const names = ["replica", "rank", "steps", "computing", "waiting"];
+  const head = element("tr", {}, ...names.map((name) => element("th", { scope: "col" }, name)));
+  const body = rows.map(({ worker, rank, steps, time }) => {
+    const total = time.compute + time.step + time.wait;
+    const cells = [worker, rank, formatCount(steps), ...[time.compute, time.wait].map((t) => formatShare(total ? t / total : 0))];
+    return element("tr", {}, ...cells.map((cell) => element("td", {}, String(cell))));
+  });
+  find("ranks").replaceChildren(element("thead", {}, head), element("tbody", {}, ...body));
 }
 
 function drawSteps(run) {

@@ -7,6 +7,9 @@ A ring all-reduce over m workers sends 2(m−1)/m of the vector through every NI
 all-gather sends m−1 messages and takes m−1 latencies. Workers of one node are neighbours in the ring, so it passes
 through each node's NIC once. These flows load both directions of a NIC. A message of one worker to another loads one
 direction at each end.
+
+If workers are replicas of K ranks, all K links between two of them carry their part at once. Between nodes they share
+the NICs of the nodes, as one flow of all parts; inside a node each has NICs of its own, as one flow of one part.
 """
 
 from __future__ import annotations
@@ -17,6 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from gossamer.hardware import NodeLayout
+from gossamer.virtual.comm.replica_time import ReplicaShape
 from gossamer.virtual.sim.event_queue import MESSAGE, EventQueue
 
 
@@ -36,8 +40,13 @@ class Flow:
 class Network:
     """The NICs of all nodes and workers, and the flows that share them. Calls ``done(time)`` when a transfer ends."""
 
-    def __init__(self, layout: NodeLayout, num_workers: int, queue: EventQueue) -> None:
+    def __init__(
+        self, layout: NodeLayout, num_workers: int, queue: EventQueue, replica: ReplicaShape | None = None
+    ) -> None:
         self.layout, self.queue = layout, queue
+        # The ranks of two replicas use a link each, all at once: between nodes these share the nodes' NICs.
+        self._num_links = 1 if replica is None else replica.ranks
+        self._part = 1.0 if replica is None else replica.part
         # The NICs of nodes first, then those of workers inside their node.
         self.capacity = [layout.between.bytes_per_s] * layout.num_nodes + [layout.inside.bytes_per_s] * num_workers
         self.num_nics = len(self.capacity)
@@ -55,7 +64,7 @@ class Network:
             link = self.layout.link(a, b)
             route = self._routes[a, b] = (self._nics((a, b)), link.bytes_per_s, link.latency_s)
         nics, max_rate, latency = route
-        self._start(now, Flow(nics, size_bytes, max_rate, latency, done))
+        self._start(now, Flow(nics, self._flow_bytes(nics, size_bytes), max_rate, latency, done))
 
     def shift(self, now: float, source: int, to: int, size_bytes: float, done: Callable[[float], None]) -> None:
         """Send ``size_bytes`` from one worker to another."""
@@ -63,8 +72,11 @@ class Network:
         link, nics = self.layout.link(source, to), (self.layout.node(source), self.layout.node(to))
         if nics[0] == nics[1]:
             nics = (self.layout.num_nodes + source, self.layout.num_nodes + to)
+            sent_bytes = self._part * size_bytes
+        else:
+            sent_bytes = self._num_links * self._part * size_bytes
         nics = (self.num_nics + nics[0], 2 * self.num_nics + nics[1])
-        self._start(now, Flow(nics, size_bytes, link.bytes_per_s, link.latency_s, done))
+        self._start(now, Flow(nics, sent_bytes, link.bytes_per_s, link.latency_s, done))
 
     def mean(self, now: float, members: tuple[int, ...], size_bytes: float, done: Callable[[float], None]) -> None:
         rounds = 2 * (len(members) - 1)
@@ -77,10 +89,18 @@ class Network:
     def _collective(
         self, now: float, members: tuple[int, ...], rounds: int, size_bytes: float, done: Callable[[float], None]
     ) -> None:
+        nics = self._nics(members)
+        crosses = nics[0] < self.layout.num_nodes
         links = [self.layout.link(a, b) for a, b in zip(members, members[1:] + members[:1], strict=True)]
-        max_rate = min(link.bytes_per_s for link in links)
+        # Links inside a node are as many as a worker has ranks; those between nodes share a NIC.
+        inside = self._num_links if crosses else 1
+        max_rate = min(link.bytes_per_s * (inside if link is self.layout.inside else 1) for link in links)
         latency = rounds * max(link.latency_s for link in links)
-        self._start(now, Flow(self._nics(members), size_bytes, max_rate, latency, done))
+        self._start(now, Flow(nics, self._flow_bytes(nics, size_bytes), max_rate, latency, done))
+
+    def _flow_bytes(self, nics: tuple[int, ...], size_bytes: float) -> float:
+        """Return what goes through these NICs if workers send vectors of ``size_bytes``."""
+        return self._part * size_bytes * (self._num_links if nics[0] < self.layout.num_nodes else 1)
 
     def _nics(self, members: tuple[int, ...]) -> tuple[int, ...]:
         nodes = {self.layout.node(rank) for rank in members}

@@ -19,6 +19,7 @@ import numpy as np
 from gossamer.hardware import ComputeTimes, HardwareConfig, NodeLayout
 from gossamer.seeds import exponentials, in_blocks
 from gossamer.virtual.comm.network import Network
+from gossamer.virtual.comm.replica_time import ReplicaShape, split_gradient
 from gossamer.virtual.sim.event_queue import EventQueue
 
 OnDone = Callable[[float], None]
@@ -72,13 +73,34 @@ class HardwareClock:
 
     instantaneous = False
 
-    def __init__(self, config: HardwareConfig, workers: int, queue: EventQueue) -> None:
+    def __init__(
+        self,
+        config: HardwareConfig,
+        workers: int,
+        queue: EventQueue,
+        replica: ReplicaShape | None = None,
+        size_bytes: int = 0,
+    ) -> None:
+        """``replica``: what each worker consists of, if it is a replica. ``size_bytes``: of the model."""
         self.compute = ComputeTimes(config.compute, config.straggler, workers)
-        network = Network(NodeLayout(config, workers), workers, queue)
+        self.replica, self.size_bytes = replica, size_bytes
+        network = Network(NodeLayout(config, workers), workers, queue, replica)
         self.swap, self.shift, self.mean, self.gather = network.swap, network.shift, network.mean, network.gather
 
     def gradient_times(self, rank: int, rng: np.random.Generator) -> Iterator[float]:
-        return in_blocks(partial(self.compute.draw_many, rank, rng))
+        draw = partial(self.compute.draw_many, rank, rng)
+        if self.replica is None:
+            return in_blocks(draw)
+        return self._replicas_times(self.replica, in_blocks(draw))
+
+    def _replicas_times(self, replica: ReplicaShape, times: Iterator[float]) -> Iterator[float]:
+        """Yield the times of a replica's gradients from those of its ranks."""
+        while True:
+            slowest_s = max(itertools.islice(times, replica.ranks))
+            yield slowest_s + replica.exposed_s(self.size_bytes, *split_gradient(slowest_s))
 
     def mean_gradient_time(self, rank: int) -> float:
-        return self.compute.mean(rank)
+        mean_s = self.compute.mean(rank)
+        if self.replica is None:
+            return mean_s
+        return mean_s + self.replica.exposed_s(self.size_bytes, *split_gradient(mean_s))

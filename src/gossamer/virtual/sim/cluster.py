@@ -47,13 +47,14 @@ class Cluster:
         self.method, self.recorder, self.num_workers = method, recorder, c.workers
         self.queue = EventQueue()
         self.advance = self.queue.run_next
+        self.evaluator = _make_evaluator(run)
         if c.clock == "ideal":
             self.clock: Clock = IdealClock(method.lockstep)
         elif make_clock is not None:
             self.clock = make_clock(self.queue)
         else:
-            self.clock = HardwareClock(run.hardware, c.workers, self.queue)
-        self.evaluator = _make_evaluator(run)
+            size_bytes = self.evaluator.flat.size * self.evaluator.flat.dtype.itemsize
+            self.clock = HardwareClock(run.hardware, c.workers, self.queue, run.replica, size_bytes)
         self.replicas = Replicas(run, self.evaluator)
         method.check_optimizer(self.replicas.template)
         self.tape = self.replicas.tape
@@ -214,7 +215,7 @@ def _make_evaluator(run: Run) -> Evaluator:
     device = find_device(c.device)
     torch.manual_seed(c.seed)
     model = task.model()
-    batches = worker_batches(task, c.partition, c.workers, c.batch, c.seed)
+    batches = worker_batches(task, c.partition, c.workers, c.worker_batch, c.seed)
     return Evaluator(
         task, model, batches, seed=c.seed, device=device, backend=c.gradient_backend, precision=c.precision
     )

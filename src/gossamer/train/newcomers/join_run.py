@@ -15,7 +15,7 @@ from gossamer.runs.status import StatusBoard
 from gossamer.train.entrypoint import worker_main
 from gossamer.train.job_spec import JobSpec
 from gossamer.train.launcher import LocalWorkers, StopSignals
-from gossamer.train.newcomer_job import read_job
+from gossamer.train.newcomers.newcomer_job import read_job
 from gossamer.train.supervisor import Show, run_facts, supervise
 
 BEGIN_TIMEOUT_S = 300.0

@@ -8,21 +8,21 @@ from typing import Any
 
 from gossamer.errors import InputError
 from gossamer.topology.builder import EDGE_LIST_SUFFIXES
-from gossamer.train.checkpoint import Checkpoint
+from gossamer.train.checkpoint import Checkpoint, Layout
 from gossamer.train.job_spec import JobSpec
 
 FILES = ("task", "method", "topology", "data")
 """Settings that may name a file or a folder."""
 
 
-def job_for_newcomers(job_spec: JobSpec, checkpoint: Checkpoint | None, workers: int) -> str:
+def job_for_newcomers(job_spec: JobSpec, checkpoint: Checkpoint | None, layout: Layout) -> str:
     """Return the job as a worker gets it that comes later.
 
-    ``checkpoint``: from which the first ``workers`` workers were resumed.
+    ``checkpoint``: from which the first workers were resumed.
     """
     done = job_spec.done_before
-    if checkpoint is not None and not checkpoint.fits(workers):
-        done = checkpoint.total_steps(workers)
+    if checkpoint is not None and not checkpoint.fits(layout):
+        done = checkpoint.total_steps(layout)
     folder = str(job_spec.path.resolve()) if job_spec.path is not None else ""
     # A topology is known by the path of its file.
     values = {name: value if name == "topology" else _absolute(name, value) for name, value in job_spec.values.items()}

@@ -1,0 +1,1 @@
+"""Replicas that ``gossamer train`` starts: their ranks, the parallelism among them, their checkpoints and status."""

@@ -1,0 +1,188 @@
+"""Replicas in the virtual cluster and the planner: what moves inside, links between, files, verdicts."""
+
+import dataclasses
+
+import pytest
+
+import gossamer
+from gossamer.errors import InputError
+from gossamer.hardware import HardwareConfig, Link, NodeLayout, parse_link
+from gossamer.plan import cluster_file
+from gossamer.plan.cluster_parser import ClusterParser
+from gossamer.plan.cluster_spec import EXCHANGE, ClusterSpec, ComputeProfile, GroupShape
+from gossamer.plan.predict import INSIDE, Candidate, predict
+from gossamer.plan.recommend import Workload, make_plan
+from gossamer.plan.runtime_model import replay
+from gossamer.plan.runtime_model.cluster_model import ClusterModel
+from gossamer.plan.verify import replica_settings, to_verify
+from gossamer.virtual.comm.network import Network
+from gossamer.virtual.comm.replica_time import ReplicaShape
+from gossamer.virtual.sim.event_queue import EventQueue
+
+LINK = Link(1e9, 0.0)
+"""A millisecond for a megabyte."""
+
+
+def test_ddp_waits_for_its_last_bucket():
+    shape = ReplicaShape(2, "ddp", LINK)
+    # One bucket: an all-reduce of two ranks sends every byte once, after the backward pass.
+    assert shape.exposed_s(1e6, 0.1, 0.2) == pytest.approx(0.001)
+    # Buckets of 1, 25 and 4 MB, ready evenly over the pass: only the last one is exposed.
+    size = 30 << 20
+    assert shape.exposed_s(size, 0.1, 0.2) == pytest.approx((4 << 20) / 1e9)
+    # Without a pass to hide behind, all of it.
+    assert shape.exposed_s(size, 0.0, 0.0) == pytest.approx(size / 1e9)
+    assert ReplicaShape(1, "ddp", LINK).exposed_s(size, 0.0, 0.0) == 0.0
+
+
+def test_fsdp_hides_all_but_the_ends_of_the_passes():
+    shape = ReplicaShape(4, "fsdp", Link(1e9, 1e-3), blocks=10)
+    # A message of a block: three quarters of a megabyte, and three latencies.
+    message_s = 3 * 1e-3 + 0.75e-3
+    assert shape.exposed_s(10e6, 1.0, 2.0) == pytest.approx(3 * message_s)
+    # Passes as short as the messages' half: nine blocks wait for half a message forward, for two backward.
+    exposed_s = shape.exposed_s(10e6, 10 * message_s / 2, 0.0)
+    assert exposed_s == pytest.approx(message_s + 9 * message_s / 2 + 9 * 2 * message_s + 2 * message_s)
+    on_cpus = dataclasses.replace(shape, overlaps=False)
+    assert on_cpus.exposed_s(10e6, 1.0, 2.0) == pytest.approx(30 * message_s)
+
+
+@pytest.mark.parametrize(
+    ("inside", "across_s", "within_s"),
+    # Across, 2 MB/s are shared by two links of a part each; within a node each link has 1 MB/s of its own.
+    [("fsdp", 1e6 / 2e6, 0.5e6 / 1e6), ("ddp", 2e6 / 2e6, 1e6 / 1e6)],
+)
+def test_links_between_replicas_share_what_they_share(inside, across_s, within_s):
+    config = HardwareConfig(link="16mbit/0ms", node_link="8mbit/0ms", nodes=2)
+    for pair, expected in (((0, 2), across_s), ((0, 1), within_s)):
+        queue, ended = EventQueue(), []
+        network = Network(NodeLayout(config, 4), 4, queue, ReplicaShape(2, inside, LINK))
+        network.swap(0.0, *pair, 1e6, ended.append)
+        while queue.run_next():
+            pass
+        assert ended == [pytest.approx(expected)]
+
+
+def test_a_virtual_replica_trains_as_a_worker_with_a_batch_of_all_its_ranks():
+    common = {"task": "quadratic", "method": "localsgd", "steps": 6, "workers": 2, "compute": "constant:10ms"}
+    one = gossamer.simulate(**common, batch=8)
+    two = gossamer.simulate(**common, batch=4, replica_size=2, node_link="8mbit/1ms")
+    assert two.model.tolist() == one.model.tolist()
+    assert two.final.samples == one.final.samples
+    # Each step waits for an all-reduce inside; and both ranks send all of the model.
+    assert two.final.time > one.final.time + 6 * 2e-3
+    assert two.final.bytes_sent == 2 * one.final.bytes_sent
+
+
+def cluster(gbit=10.0, **compute):
+    return ClusterSpec(
+        nodes=4,
+        per_node=4,
+        compute=ComputeProfile(**{"mean_s": 0.1, **compute}),
+        inside=Link(300e9, 5e-6),
+        between=Link(gbit * 1e9 / 8, 5e-5),
+    )
+
+
+@pytest.mark.parametrize("inside", ["ddp", "fsdp"])
+@pytest.mark.parametrize(
+    ("method", "topology", "size"),
+    [("allreduce", "complete", 2), ("overlap", "ring", 4), ("a2cid2", "ring", 4), ("localsgd", "complete", 2)],
+)
+def test_the_closed_forms_agree_with_the_virtual_cluster(inside, method, topology, size):
+    spec = cluster().with_replicas(size, inside)
+    assert (spec.workers, spec.per_node, spec.ranks) == (16 // size, 4 // size, 16)
+    model = ClusterModel(spec, 20_000_000, num_runs=1)
+    by_formula = predict(model, Candidate(method, topology, {}))
+    by_running = replay.forecast(model, method, topology, {})
+    assert by_formula.step_s == pytest.approx(float(by_running.step_s[0]), rel=2e-3)
+    assert by_formula.ranks == 16
+
+
+def test_a_replica_is_as_slow_as_its_slowest_rank():
+    spec = cluster(factors=(1.0,) * 15 + (3.0,)).with_replicas(4, "fsdp")
+    times = ClusterModel(spec, 1000, num_runs=1).compute_s[0, 0]
+    assert times == pytest.approx([0.1, 0.1, 0.1, 0.3], abs=1e-3)
+    spread = ClusterModel(cluster(spread=0.3).with_replicas(4, "fsdp"), 1000)
+    assert 1.15 < spread.mean_compute_s / 0.1 < 1.45
+
+
+def test_measured_exchanges_are_those_of_all_links_at_once():
+    model = ClusterModel(cluster().with_replicas(4, "fsdp"), 1_000_000)
+    # 4 MB over the one NIC of each node, in four parts.
+    assert model.comm.time(EXCHANGE, GroupShape(2, 2, 1), 4_000_000).transfer_s == pytest.approx(4e6 / 1.25e9)
+    in_ddp = ClusterModel(cluster().with_replicas(4, "ddp"), 1_000_000)
+    assert in_ddp.comm.time(EXCHANGE, GroupShape(2, 2, 1), 4_000_000).transfer_s == pytest.approx(16e6 / 1.25e9)
+
+
+def test_the_verdict_says_when_replicas_beat_everything_flat():
+    workload = Workload("digits", 300_000_000)
+    replicas = [(1, ""), (4, "ddp"), (4, "fsdp")]
+    only = [Candidate("allreduce", "complete", {}), Candidate("overlap", "complete", {})]
+    plan = make_plan(cluster(gbit=100), workload, only=only, replicas=replicas)
+    assert (plan.winner.replica_size, plan.winner.workers) == (4, 4)
+    assert plan.verdict.startswith("Take FSDP inside replicas of 4, overlap over complete between: ")
+    assert "× the best without replicas (overlap over complete)." in plan.verdict
+    assert "torchrun --nproc-per-node 4 train.py" in plan.command
+    assert 'Replica(int(os.environ["REPLICA"]), 4, "HOST:29400")' in plan.command
+    row = next(row for row in plan.document()["ranking"] if row["replica_size"] == 4)
+    assert row["inside"] in ("ddp", "fsdp")
+    # The baseline is flat.
+    assert plan.baselines[16].replica is None
+    # On one node, gossamer train starts them.
+    one_node = dataclasses.replace(cluster(), nodes=1, per_node=4)
+    local = make_plan(one_node, workload, only=only[1:], replicas=[(2, "ddp")])
+    command = local.command_of(local.ranking[0])
+    assert command.endswith("--replica-size 2 --inside ddp --workers 2")
+    assert replica_settings(local.ranking[0]) == {"replica_size": 2, "inside": "ddp"}
+    assert to_verify(local)[0].replica is None
+
+
+def test_slow_links_inside_are_named_as_the_bottleneck():
+    spec = dataclasses.replace(cluster(), inside=Link(1e8, 0.0)).with_replicas(4, "fsdp")
+    assert predict(ClusterModel(spec, 10_000_000), Candidate("a2cid2", "ring", {})).bound_by == INSIDE
+
+
+FILE = {
+    "cluster": {"nodes": 2, "workers_per_node": 1},
+    "compute": {"step": "60ms"},
+    "links": {"between": "25gbit/50us"},
+    "replica": {"ranks": 8, "inside": "fsdp", "link": "2400gbit/5us", "blocks": 24, "overlap": False},
+}
+
+
+def test_a_file_that_describes_replicas(tmp_path):
+    spec = ClusterParser("c.toml", FILE).parse()
+    assert spec.replica == ReplicaShape(8, "fsdp", parse_link("2400gbit/5us", ""), 24, overlaps=False)
+    assert (spec.workers, spec.ranks) == (2, 16)
+    cluster_file.write(spec, tmp_path / "c.toml")
+    assert cluster_file.read(tmp_path / "c.toml") == spec
+    # Other groups of the same devices.
+    assert spec.with_replicas(4, "ddp").replica == dataclasses.replace(spec.replica, ranks=4, inside="ddp")
+    flat = spec.with_replicas(1, "")
+    assert (flat.workers, flat.inside) == (16, spec.replica.link)
+
+
+@pytest.mark.parametrize(
+    ("field", "value", "words"),
+    [
+        ("ranks", None, "replica.ranks is missing"),
+        ("inside", "tp", "expected ddp or fsdp"),
+        ("overlap", "no", "expected true or false"),
+        ("blocks", 0, "1 or more"),
+        ("link", None, "replica.link is missing"),
+        ("links", 3, "did you mean link?"),
+    ],
+)
+def test_mistakes_in_it_are_named(field, value, words):
+    replica = {**FILE["replica"], field: value}
+    if value is None:
+        del replica[field]
+    with pytest.raises(InputError, match="cluster file") as error:
+        ClusterParser("c.toml", {**FILE, "replica": replica}).parse()
+    assert words in str(error.value)
+
+
+def test_replicas_that_do_not_fit_a_node_are_refused():
+    with pytest.raises(InputError, match="--replica-size is 3: expected a divisor of the 4 ranks of a node"):
+        cluster().with_replicas(3, "ddp")
