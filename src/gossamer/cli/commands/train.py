@@ -47,6 +47,10 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         warm_up()
     command = shown_command(arguments)
     request = _resumed(parsed, rank_info) if parsed.resume is not None else _new(parsed, folder, rank_info)
+    if parsed.listen is not None and any(job_spec.values.get("replica_size", 1) != 1 for job_spec in request.job_specs):
+        raise InputError(
+            "--listen: no workers can come to a run of replicas, leave it out or train without --replica-size"
+        )
     if rank_info is not None and rank_info.rank != 0:
         leave_on = LEAVE_ON_TERM if parsed.leave_on_sigterm else LEAVE_ON_NOTHING
         statuses = [run_launched(job_spec, job_spec.run(), rank_info, leave_on) for job_spec in request.job_specs]
