@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -116,6 +117,7 @@ def join(
     tracker: TrackerArgument | None = None,
     trace: bool | PathArgument = False,
     resume: bool = False,
+    at: str = "",
     **settings: Any,
 ) -> Swarm:
     """Train ``model`` together with the other workers of this job, which torchrun starts like any PyTorch job.
@@ -168,6 +170,9 @@ def join(
         trace: True, or the name of a file: trace every single event. It needs ``out``.
         resume: Continue the run that ``out`` contains, if it contains one, from checkpoints of your own
             (``Swarm.load_state_dict``).
+        at: HOST:PORT of the store or of any worker of a run that is under way: this worker comes to it, gets the next
+            free rank and takes over the state of the others. By default what ``GOSSAMER_JOIN`` says in the environment,
+            so that a script need not be changed. Everything else must be given as on the others.
         **settings: Options of the method by name, such as ``rate=2``.
 
     Returns:
@@ -180,10 +185,11 @@ def join(
     from gossamer.process.events import EventKind
     from gossamer.process.joining.handshake import refuse_start
     from gossamer.process.joining.join_checks import check
+    from gossamer.process.roster.newcomer import Newcomer
     from gossamer.process.runtime import partition_policy
     from gossamer.process.runtime.swarm import Swarm
     from gossamer.process.runtime.worker_runtime import WorkerRuntime
-    from gossamer.process.store.rank_info import find_rank, find_rank_info
+    from gossamer.process.store.rank_info import find_rank, find_rank_info, own_prefix
 
     group = None
     if mesh is not None or between != "":
@@ -194,7 +200,14 @@ def join(
         if group.place.shard:
             # One rank of a replica reports for all.
             out, tracker, trace, resume = None, None, False, False
-    workers = find_rank()[1] if group is None else group.place.replicas
+    newcomer = None
+    if at := at or os.environ.get("GOSSAMER_JOIN", ""):
+        if group is not None or method == AUTO:
+            raise InputError("a worker comes to a run (at) with a method by name and without mesh: leave those out")
+        newcomer = Newcomer(at, tls, timeout, prefix=own_prefix)
+        workers = newcomer.workers
+    else:
+        workers = find_rank()[1] if group is None else group.place.replicas
 
     def prepare() -> tuple[nn.Module, Optimizer, LoopOutput | None, tuple[Method, Topology, Codec | None] | None]:
         _check_arguments(method, topology, transport, timeout, loss, settings)
@@ -221,6 +234,9 @@ def join(
         try:
             model, optimizer, output, ready = prepare()
         except InputError as error:
+            if newcomer is not None:
+                newcomer.close()
+                raise
             # The others would wait for this worker.
             with contextlib.suppress(InputError):
                 refuse_start(find_rank_info(tls), str(error))
@@ -234,7 +250,10 @@ def join(
         method, topology = candidate.method, candidate.topology
         ready = _ready(method, topology, settings, wire, workers, seed, optimizer)
     instance, graph, codec = ready
-    rank_info = find_rank_info(tls) if group is None else group.place.rank_info(tls)
+    if newcomer is not None:
+        rank_info = newcomer.take_rank()
+    else:
+        rank_info = find_rank_info(tls) if group is None else group.place.rank_info(tls)
     recorder = None if output is None else output.recorder(rank_info.rank)
     replica = None if group is None else group.connect(rank_info)
     try:

@@ -22,11 +22,11 @@ class Worker(Protocol):
 
     @property
     def rank(self) -> int:
-        """The number of this worker, from 0."""
+        """The number of this worker among those of the run, from 0 to ``num_workers`` − 1."""
 
     @property
     def num_workers(self) -> int:
-        """Number of workers that the run was set up for, including dead ones."""
+        """Number of workers of the run, including dead ones. It changes where some come later, or leave for good."""
 
     @property
     def topology(self) -> Topology:

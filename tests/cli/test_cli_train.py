@@ -393,3 +393,55 @@ def test_expensive_evaluations_are_rare():
     assert not schedule.due(now=130.0, step=1)
     assert schedule.due(now=131.5, step=1)
     assert [step for step in range(1, 13) if EvalSchedule(every=5, workers=4).due(now=0.0, step=step)] == [5, 10]
+
+
+def until(happened, within_s=300.0):
+    deadline = time.monotonic() + within_s
+    while not happened():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def newest(folder, rank):
+    path = folder / "workers" / f"{rank}.jsonl"
+    found = lines(path) if path.exists() else []
+    return found[-1] if found else {"state": "", "steps": 0}
+
+
+def test_a_worker_comes_from_another_shell_and_workers_leave_for_good(running, command, tmp_path):
+    run = tmp_path / "run"
+    process = running(*LONG, "--method", "a2cid2", "--listen", f"127.0.0.1:{free_port()}")
+    secret, *program = process.stderr.readline().partition("to add workers: ")[2].split()
+    assert program[:3] == ["gossamer", "train", "--join"]
+    environment = {**command[1], **dict([secret.split("=")])}
+    (tmp_path / "elsewhere").mkdir()
+    newcomer = subprocess.Popen(
+        [*command[0], *program[1:]],
+        env=environment,
+        cwd=tmp_path / "elsewhere",
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        until(lambda: newest(run, 3)["steps"] > 10)
+        # As the machine of worker 1 does when it is taken away.
+        os.kill(lines(run / "workers" / "1.jsonl")[0]["pid"], signal.SIGTERM)
+        until(lambda: newest(run, 1)["state"] == "left")
+        newcomer.send_signal(signal.SIGINT)
+        _, said = newcomer.communicate(timeout=200)
+        assert newcomer.returncode == 0, said
+        assert "left the run, which goes on" in said
+    finally:
+        if newcomer.poll() is None:
+            os.killpg(newcomer.pid, signal.SIGKILL)
+            newcomer.wait()
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 130
+    assert "Traceback" not in out + err
+    summary = json.loads((run / "summary.json").read_text())
+    for event in ("worker 3 has come to the run", "worker 1 has left for good", "worker 3 has left for good"):
+        assert event in summary["events"]
+    assert [status["state"] for status in summary["worker_status"]] == ["done", "left", "done", "left"]
+    assert summary["workers_gone"] == []

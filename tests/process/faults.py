@@ -213,6 +213,80 @@ def test_every_worker_is_restarted_in_turn(method: str, tmp_path: Path) -> None:
         good(workers.finished())
 
 
+# More workers, and fewer
+
+
+@pytest.mark.parametrize("method", EVERY)
+def test_four_grow_to_eight_and_shrink_to_three(method: str, tmp_path: Path) -> None:
+    """The first to leave hosts the store."""
+    order = {"method": method, "until": tmp_path / "enough", "leave": tmp_path, "recent": True, "compute_s": 0.02}
+    with RealWorkers(4, steps=100_000, **order) as workers:
+        for worker in workers:
+            worker.step(50)
+        for worker in workers.grow(4):
+            worker.exchanged(2)
+        for worker in workers:
+            worker.until(lambda report: any("has 8 workers" in event for event in report.get("events", ())))
+        for leaving in (0, 2, 3, 5, 6):
+            (tmp_path / f"leave {leaving}").touch()
+            workers[leaving].at("left")
+            workers[leaving].process.join(60)
+            assert workers[leaving].process.exitcode == 0
+        stay = [1, 4, 7]
+        for rank in stay:
+            workers[rank].said("has 3 workers")
+            workers[rank].step(workers[rank].reports[-1]["step"] + 50)
+        longest = {rank: max(report.get("longest", 0.0) for report in workers[rank].reports[6:]) for rank in stay}
+        print(f"{method}: longest steps {longest}")
+        (tmp_path / "enough").touch()
+        ends = workers.finished(stay)
+    assert all(end["missing"] == [] for end in ends)
+    good(ends)
+
+
+@pytest.mark.parametrize("method", ["a2cid2", "allreduce", "lasgd"])
+def test_the_place_of_a_dead_worker_is_given_up(method: str, tmp_path: Path) -> None:
+    order = {"method": method, "until": tmp_path / "enough", "give_up": tmp_path}
+    with RealWorkers(4, steps=100_000, **order) as workers:
+        for worker in workers:
+            worker.step(50)
+        workers.kill(1)
+        workers[0].said("worker 1 died")
+        (tmp_path / "give up 0 1").touch()
+        for rank in (0, 2, 3):
+            workers[rank].said("worker 1 has left for good")
+            workers[rank].step(workers[rank].reports[-1]["step"] + 50)
+        assert "has left this run for good" in workers.restart(1).at("refused")["why"]
+        (tmp_path / "enough").touch()
+        ends = workers.finished([0, 2, 3])
+    assert all(end["missing"] == [] for end in ends)
+    good(ends)
+
+
+@pytest.mark.parametrize("method", ["a2cid2", "allreduce", "lasgd"])
+def test_newcomers_die_while_they_come(method: str, tmp_path: Path) -> None:
+    """The others go on; one that comes through any worker's address while the store's host is dead is taken in."""
+    # The places of the dead are kept: on a ring they would part the others.
+    order = {"method": method, "topology": "complete", "until": tmp_path / "enough", "compute_s": 0.02}
+    with RealWorkers(3, steps=100_000, **order) as workers:
+        for worker in workers:
+            worker.step(50)
+        for pause_s in (0.2, 0.5, 1.0):
+            (newcomer,) = workers.grow(1)
+            newcomer.at("start")
+            time.sleep(pause_s)
+            newcomer.process.kill()
+            newcomer.end()
+        address = next(report["address"] for report in workers[2].reports if "address" in report)
+        workers.kill(0)
+        workers[1].said("worker 0 died")
+        (newcomer,) = workers.grow(1, at=address)
+        newcomer.exchanged(2)
+        (tmp_path / "enough").touch()
+        ends = [worker.at("finished") for worker in (workers[1], workers[2], newcomer)]
+    good(ends)
+
+
 # In the handshake of join, before anything is connected
 
 

@@ -166,6 +166,15 @@ class RealWorkers:
         for rank in ranks:
             self.workers[rank].end()
 
+    def grow(self, count: int, at: str = "") -> list[RealWorker]:
+        """Start workers that come to the run, by default at the address of its store; their ranks are given to them."""
+        at = at or "{MASTER_ADDR}:{MASTER_PORT}".format(**self.environment)
+        environment = {name: value for name, value in self.environment.items() if name != "WORLD_SIZE"}
+        environment["GOSSAMER_JOIN"] = at
+        first = len(self.workers)
+        self.workers += [RealWorker(first + number, environment, self.script, self.order) for number in range(count)]
+        return self.workers[first:]
+
     def restart(self, rank: int) -> RealWorker:
         environment = {**self.environment, "revived": "1"}
         self.workers[rank] = RealWorker(rank, environment, self.script, self.order)

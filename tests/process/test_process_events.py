@@ -107,7 +107,7 @@ def test_missing_exchanges_are_said() -> None:
 
 
 def test_what_several_workers_say_about_another_is_one_line() -> None:
-    lines, died, back = EventLines(4), death_text(2), return_text(2)
+    lines, died, back = EventLines(), death_text(2), return_text(2)
     assert lines.read(0, ["joined"]) == ["worker 0: joined"]
     assert lines.read(1, ["joined"]) == ["worker 1: joined"]
     assert lines.read(0, ["joined", died]) == [died]

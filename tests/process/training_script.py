@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import threading
@@ -47,7 +48,16 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
     except InputError as error:
         out.send({"at": "refused", "why": str(error)})
         return
-    out.send({"at": "joined", "events": [str(event) for event in swarm.events]})
+    address = "{}:{}".format(*swarm._runtime.store.listener.address)
+    out.send(
+        {
+            "at": "joined",
+            "rank": swarm.rank,
+            "address": address,
+            "step": 0,
+            "events": [str(event) for event in swarm.events],
+        }
+    )
     generator = torch.Generator().manual_seed(rank)
     steps = order["steps"] if isinstance(order["steps"], int) else order["steps"][rank]
     pause_s = order.get("compute_s", 0.01)
@@ -57,6 +67,16 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
         dying.step = step
         if "until" in order and order["until"].exists():
             break
+        if "leave" in order and (order["leave"] / f"leave {rank}").exists():
+            swarm.leave()
+            out.send({"at": "left", "longest": longest, "threads": our_threads()})
+            return
+        if "give_up" in order:
+            for path in order["give_up"].glob(f"give up {rank} *"):
+                # Not before it is dead for this worker too.
+                with contextlib.suppress(InputError):
+                    swarm.give_up(int(path.name.split()[-1]))
+                    path.unlink()
         labels = torch.randint(0, 4, (16,), generator=generator)
         inputs = centres[labels] + torch.randn(16, 16, generator=generator)
         nn.functional.cross_entropy(model(inputs.to(device)), labels.to(device)).backward()
@@ -87,7 +107,6 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
     with torch.no_grad():
         accuracy = float((model(inputs.to(device)).argmax(1).cpu() == labels).float().mean())
     weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
-    threads = [thread.name for thread in threading.enumerate() if thread.name.startswith("gossamer")]
     outcome = {
         "missing": swarm.missing,
         "repeated": swarm.metrics().repeated,
@@ -95,9 +114,13 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
         "accuracy": accuracy,
         "weights": weights.tolist(),
         "events": [str(event) for event in swarm.events],
-        "threads": threads,
+        "threads": our_threads(),
     }
     out.send({"at": "finished", **outcome})
+
+
+def our_threads() -> list[str]:
+    return [thread.name for thread in threading.enumerate() if thread.name.startswith("gossamer")]
 
 
 class _Dying:

@@ -66,7 +66,25 @@ def _add_train_options(parser: argparse.ArgumentParser, methods: Sequence[Source
             "0",
         ),
     }
-    add_run_options(parser, methods, hardware="hardware", hidden=SIMULATED, differing=differing)
+    # This command has another --join.
+    hidden = [name for name in SIMULATED if name != "join"]
+    add_run_options(parser, methods, hardware="hardware", hidden=hidden, left_out=["join"], differing=differing)
+    parser.add_argument(
+        "--listen",
+        metavar="HOST:PORT",
+        help="an address of this machine at which workers can come to the run later, with --join",
+    )
+    parser.add_argument(
+        "--join",
+        metavar="HOST:PORT",
+        help="add workers to the run that listens there; the job is the run's, only --workers (default: 1), --device, "
+        "--compute and --straggler are this machine's",
+    )
+    parser.add_argument(
+        "--leave-on-sigterm",
+        action="store_true",
+        help="under SLURM or Kubernetes: upon SIGTERM this worker leaves the run for good, and the others go on",
+    )
     parser.add_argument(
         "--checkpoint-every",
         metavar="N",

@@ -68,6 +68,7 @@ def add_run_options(
     *,
     hardware: str = "virtual hardware",
     hidden: Sequence[str] = (),
+    left_out: Sequence[str] = (),
     differing: Mapping[str, tuple[str, str]] = MappingProxyType({}),
 ) -> None:
     """Add every setting of a run as an option. The parsed arguments contain only those that were given.
@@ -79,13 +80,15 @@ def add_run_options(
     hidden
         Names of settings that do not apply to the command. The help does not list them; the command refuses them with
         the reason.
+    left_out
+        Names of settings that the command does not have.
     differing
         (help, default) by name, for settings whose help or default differs from that in the settings class.
     """
     parser.add_argument("--config", metavar="FILE", help="a TOML file with any of these options; the command line wins")
     for title, settings in (("run", RunConfig), ("task", TaskConfig), (hardware, HardwareConfig)):
         group = parser.add_argument_group(title)
-        for field in dataclasses.fields(settings):
+        for field in [field for field in dataclasses.fields(settings) if field.name not in left_out]:
             help, default = differing.get(field.name, (field.metadata["help"], str(field.default)))
             shown = None if field.name in hidden else help
             _add_option(

@@ -42,12 +42,12 @@ def supervise(
     say: Callable[[str], None],
 ) -> Outcome:
     """Run ``script`` in ``num_workers`` workers until all have ended. ``say``: is told of each that dies."""
-    store = LocalStore(run_name())
+    store = LocalStore(name=run_name())
     began = time.monotonic()
     target = partial(run_script, replace(script, torch_port=free_port()))
     board = store.connect(run_name())
     try:
-        with LocalWorkers(target, num_workers, store, run_name(), logs) as workers:
+        with LocalWorkers(target, store.rank_infos(num_workers, run_name()), logs) as workers:
             supervisor = _Supervisor(
                 workers, max_restarts, lambda rank: _stage(board.get(f"{FIRST_JOIN}done/{rank}")), say
             )
@@ -68,12 +68,12 @@ class _Supervisor:
     ) -> None:
         """``stage(rank)``: how far that worker is; None if it has not joined yet."""
         self.workers, self.max_restarts, self._stage, self._say = workers, max_restarts, stage, say
-        self.outcome = Outcome(restarts=dict.fromkeys(range(workers.workers), 0))
+        self.outcome = Outcome(restarts=dict.fromkeys(workers.ranks, 0))
         self._ended: set[int] = set()
 
     def run(self, signals: StopSignals) -> Outcome:
         outcome, workers = self.outcome, self.workers
-        while len(self._ended) < workers.workers and not outcome.failed:
+        while len(self._ended) < len(workers.ranks) and not outcome.failed:
             workers.wait_for_end(POLL_S)
             for rank, code in workers.exit_codes().items():
                 if rank not in self._ended:
@@ -92,7 +92,7 @@ class _Supervisor:
     def _handle_failure(self, rank: int, code: int) -> None:
         """Start a worker that has failed again, if there is a use in that."""
         why, stage, restarts = describe_exit(code), self._stage(rank), self.outcome.restarts
-        others_left = len(self._ended) == self.workers.workers
+        others_left = len(self._ended) == len(self.workers.ranks)
         if stage is None:
             self.outcome.failed = f"worker {rank} ended before it joined the others: {why}"
         elif stage == Stage.LEFT:

@@ -64,7 +64,11 @@ class A2CiD2(Method):
     def __init__(self, config: GossipConfig, topology: Topology) -> None:
         super().__init__(config, topology)
         self.rate = config.rate
-        constants = topology.constants(config.rate)
+        self.on_topology_change(topology)
+
+    def on_topology_change(self, topology: Topology) -> None:
+        super().on_topology_change(topology)
+        constants = topology.constants(self.rate)
         self.eta, self.alpha_tilde = constants.eta, constants.alpha_tilde
 
     def advance(self, worker: Worker) -> None:
@@ -103,7 +107,7 @@ class A2CiD2(Method):
 
     @yields(Pair, Swap)
     def background(self, worker: Worker) -> MethodGenerator:
-        ready, push = Pair(self.rate), self.alpha_tilde - 0.5
+        ready = Pair(self.rate)
         while True:
             peer = yield ready
             sent = worker.snapshot(self.eval_point)
@@ -111,7 +115,7 @@ class A2CiD2(Method):
             if received is None:
                 self.advance(worker)
             else:
-                c, z = self.flow(worker), worker.vector("z")
+                c, z, push = self.flow(worker), worker.vector("z"), self.alpha_tilde - 0.5
                 # Advance to now, move half-way to the peer and push the momentum, in one pass over memory.
                 combine(
                     (worker.x, 1.0, ((c, z), (-0.5, sent), (0.5, received))),

@@ -111,6 +111,14 @@ class Method:
         """Discard what was in flight among the old members. All members are at the same step when this is called."""
         worker.tickets.clear()
 
+    def on_topology_change(self, topology: Topology) -> None:
+        """Go on with the topology of another number of workers: some came, or left for good.
+
+        A method that keeps numbers that follow from its topology computes them anew here. It runs between two steps,
+        while no part of the method does; with collectives on all workers after the same step.
+        """
+        self.topology = topology
+
     def conserved(self, worker: Worker) -> Tensor:
         """Return this worker's part of the sum that only the workers' own updates move (``gossamer.testing``)."""
         return worker.x

@@ -49,6 +49,8 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.optim import Optimizer
 
+    from gossamer.topology import Topology
+
 MOMENTUM, LAST, POINT = "quasi_global_m", "quasi_global_x", "quasi_global_point"
 """Vectors of a worker: the momentum, its model at the last Update, and now (only with an ``eval_point``)."""
 LAST_LR, NUM_UPDATES, WEIGHT = "quasi_global_lr", "quasi_global_updates", "quasi_global_weight"
@@ -95,7 +97,7 @@ class QuasiGlobal(Method):
     def __init__(self, inner: Method, momentum: float) -> None:
         super().__init__(MethodConfig(), inner.topology)
         self.inner, self.momentum, self.adam = inner, momentum, False
-        own = {"step", "check_optimizer", "begin"}
+        own = {"step", "check_optimizer", "begin", "on_topology_change"}
         for name in (Method.__annotations__.keys() | vars(Method).keys()) - own:
             if not name.startswith("_"):
                 setattr(self, name, getattr(inner, name))
@@ -121,6 +123,10 @@ class QuasiGlobal(Method):
                 raise InputError(
                     f"the parameter groups of {kind} differ in {name}: quasi-global momentum expects one for all"
                 )
+
+    def on_topology_change(self, topology: Topology) -> None:
+        super().on_topology_change(topology)
+        self.inner.on_topology_change(topology)
 
     def begin(self, worker: Worker) -> None:
         self.inner.begin(worker)

@@ -75,6 +75,12 @@ class SGP(Method):
                 "ring or one-peer-exponential, or another --graph"
             )
 
+    def on_topology_change(self, topology: Topology) -> None:
+        super().on_topology_change(topology)
+        # Its schedule for another number of workers may have larger groups.
+        wanted = self.config.graph
+        self.graph = "exponential" if wanted == "pairs" and not only_pairs(topology) else wanted
+
     @yields(Update, Shift, Start, Wait)
     def step(self, worker: Worker) -> MethodGenerator:
         if self.overlap:

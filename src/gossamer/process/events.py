@@ -31,6 +31,12 @@ class EventKind(StrEnum):
     """A slow worker is not slow any more."""
     FEW_EXCHANGES = "few-exchanges"
     """Fewer than half of the pairwise exchanges that the method asks for take place."""
+    CAME = "came"
+    """A worker has come to the run that was not there at its beginning."""
+    LEFT = "left"
+    """A worker has left for good, or the others have given up its place."""
+    RESIZED = "resized"
+    """The run goes on with another number of workers: topology and constants follow."""
     REBUILT = "rebuilt"
     """The members of collectives were agreed on anew."""
     MERGED = "merged"
@@ -70,6 +76,9 @@ class EventKind(StrEnum):
 _LEVELS = {
     EventKind.RETURNED: logging.INFO,
     EventKind.RECOVERED: logging.INFO,
+    EventKind.CAME: logging.INFO,
+    EventKind.LEFT: logging.INFO,
+    EventKind.RESIZED: logging.INFO,
     EventKind.REBUILT: logging.INFO,
     EventKind.RESUMED: logging.INFO,
     EventKind.TOOK_OVER: logging.INFO,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 
 from gossamer.process.watches.peer_watch import death_text, return_text
 
@@ -12,9 +12,9 @@ ABOUT_ANOTHER = re.compile(r"worker \d+ ")
 
 
 class EventLines:
-    def __init__(self, num_workers: int) -> None:
-        self._num_read = [0] * num_workers
-        self._said_by: list[Counter[str]] = [Counter() for _ in range(num_workers)]
+    def __init__(self) -> None:
+        self._num_read: Counter[int] = Counter()
+        self._said_by: defaultdict[int, Counter[str]] = defaultdict(Counter)
         self._seen_here: Counter[str] = Counter()
         """What the supervisor saw itself, and says in its own words."""
         self._said: Counter[str] = Counter()

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
+from gossamer.process.roster.roster import Roster
 from gossamer.report.view import View, WorkerRow, states_of
 from gossamer.results import Point, Spread, WorkerPoint, to_json_data
 from gossamer.runs.event_lines import EventLines
@@ -117,19 +118,31 @@ class RunMonitor:
         """``also_poll`` is called after each poll and returns events; ``began``: when the run began (monotonic)."""
         self.facts, self.board, self.on_point = facts, board, on_point
         self._also_poll = also_poll
-        n = facts.workers
-        self.status = [WorkerStatus(rank) for rank in range(n)]
+        self.status: list[WorkerStatus] = []
+        """By rank, also of workers that came later. A rank that was given to a process which did not come has left."""
         self.gone: dict[int, str] = {}
         """Workers that are dead, and why."""
         self.history = list(history)
         self.events: list[str] = []
-        self._event_lines = EventLines(n)
-        self._last_change = [time.monotonic()] * n
+        self._event_lines = EventLines()
+        self._last_change: list[float] = []
         self._loss_sum_and_count = (0.0, 0)
         self._num_evaluations = 0
         """Evaluations of the averaged model that points have reported."""
-        self._newest_losses: list[float | None] = [None] * n
+        self._newest_losses: list[float | None] = []
         self._began = time.monotonic() if began is None else began
+        self.roster = Roster(facts.workers)
+        """Who belongs to the run now."""
+        self._follow(self.roster)
+
+    def _follow(self, roster: Roster) -> None:
+        """Make room for workers that have come."""
+        self.roster = roster = self.roster.merged(roster)
+        for rank in range(len(self.status), roster.largest + 1):
+            came = rank < roster.first or rank in roster.came
+            self.status.append(WorkerStatus(rank, state=STARTING if came else LEFT))
+            self._last_change.append(time.monotonic())
+            self._newest_losses.append(None)
 
     @property
     def started(self) -> bool:
@@ -143,6 +156,9 @@ class RunMonitor:
     def poll(self) -> list[str]:
         """Read new status of all workers; return the events in it."""
         events = []
+        roster = self.board.roster()
+        if roster is not None:
+            self._follow(roster)
         for rank, last in enumerate(self.status):
             status = self.board.get(rank)
             if status is None or status == last:
@@ -163,6 +179,7 @@ class RunMonitor:
 
     def take_over(self, known: Sequence[WorkerStatus | None]) -> None:
         """Continue from a status of each worker that an earlier monitor has reported already."""
+        self._follow(Roster(self.facts.workers, frozenset(range(self.facts.workers, len(known)))))
         for rank, status in enumerate(known):
             if status is not None:
                 self.status[rank] = status
@@ -175,7 +192,7 @@ class RunMonitor:
         """Note that worker ``rank`` is dead; return the event."""
         self.gone[rank] = why
         self._event_lines.saw_death(rank)
-        remaining = self.facts.workers - len(self.gone)
+        remaining = sum(rank not in self.gone for rank in self.roster.ranks)
         event = f"worker {rank} gone ({why})" + (f"; going on with {remaining}" if remaining else "")
         self.events.append(event)
         return event
@@ -232,7 +249,10 @@ class RunMonitor:
         train_loss = (losses[0] - self._loss_sum_and_count[0]) / gained if gained > 0 else None
         accuracies = [status.own_accuracy for status in self.status if status.own_accuracy is not None]
         elapsed = max((status.seconds for status in self.status), default=0.0)
-        alive = [status for status in self.status if status.rank not in self.gone]
+        alive = [self.status[rank] for rank in self.roster.ranks if rank not in self.gone]
+        # Workers that came later, or have left for good, count for the time that they trained.
+        stayed = set(range(n)) - self.roster.left
+        of_all_s = sum(elapsed if status.rank in stayed else status.seconds for status in self.status)
         busy = sum(max(0.0, status.seconds - status.idle_s) for status in self.status)
         counts = [status.exchanges for status in self.status]
         squares = [status.consensus**2 for status in alive]
@@ -249,7 +269,7 @@ class RunMonitor:
             consensus=math.sqrt(sum(squares) / len(squares)) if squares else 0.0,
             exchanges=round(sum(counts) / 2) if self.facts.pairwise else max(counts),
             bytes_sent=sum(status.bytes_sent for status in self.status),
-            utilization=min(1.0, busy / (n * elapsed)) if elapsed else 1.0,
+            utilization=min(1.0, busy / of_all_s) if of_all_s else 1.0,
             workers_alive=len(alive),
             wall_s=time.monotonic() - self._began,
         )

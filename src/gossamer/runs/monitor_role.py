@@ -62,7 +62,10 @@ class MonitorRole:
     def is_vacant(self) -> bool:
         """Return whether the monitor is dead, or there is none."""
         owner = _rank_of(self.store.get(KEY))
-        return owner is None or owner in self.heartbeats.lost
+        return owner is None or self._is_away(owner)
+
+    def _is_away(self, rank: int) -> bool:
+        return rank in self.heartbeats.lost or rank not in self.heartbeats.everybody
 
     def release(self) -> None:
         """Let another worker take over at once."""
@@ -78,15 +81,18 @@ class MonitorRole:
             # An earlier process of this worker, which is dead: this one is here.
             return True
         # A store that is new has no entry before the monitor has published its own again.
-        if owner_rank is not None and owner_rank not in self.heartbeats.lost:
+        if owner_rank is not None and not self._is_away(owner_rank):
             self._vacant_since = None
             return False
         if self._vacant_since is None:
             self._vacant_since = time.monotonic()
         return time.monotonic() - self._vacant_since >= take_over_s and self._is_lowest()
 
+    def _before(self) -> list[int]:
+        return [rank for rank in self.heartbeats.everybody if rank < self.rank]
+
     def _is_lowest(self) -> bool:
-        return all(rank in self.heartbeats.lost or self._has_left(rank) for rank in range(self.rank))
+        return all(rank in self.heartbeats.lost or self._has_left(rank) for rank in self._before())
 
 
 def _rank_of(owner: bytes | None) -> int | None:

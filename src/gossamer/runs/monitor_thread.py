@@ -34,7 +34,7 @@ class MonitorThread:
 
     def _poll(self) -> None:
         events = self.monitor.poll()
-        for rank in range(self.monitor.facts.workers):
+        for rank in range(len(self.monitor.status)):
             why = self._why_gone(rank)
             if why and self._missing(rank):
                 events.append(self.monitor.mark_gone(rank, why))
@@ -45,7 +45,7 @@ class MonitorThread:
         return rank not in self.monitor.gone and self.monitor.status[rank].state not in (DONE, FAILED, LEFT)
 
     def missing(self) -> list[int]:
-        return [rank for rank in range(self.monitor.facts.workers) if self._missing(rank)]
+        return [rank for rank in range(len(self.monitor.status)) if self._missing(rank)]
 
     def stop(self) -> None:
         """End the thread."""

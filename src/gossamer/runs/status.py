@@ -9,6 +9,8 @@ import time
 from dataclasses import dataclass, field
 from typing import Any
 
+from gossamer.process.roster.roster import Roster
+from gossamer.process.roster.roster_store import read_from
 from gossamer.process.store.failover_store import FailoverStore
 from gossamer.process.store.parsing import read_number
 from gossamer.results import to_json_data
@@ -101,11 +103,22 @@ class StatusBoard:
             return None
         return status if status.rank == rank else None
 
+    def roster(self) -> Roster | None:
+        """Return who belongs to the run; None if that is not known yet."""
+        return read_from(self._store)
+
     def request_stop(self) -> None:
         self._store.set("stop", "1")
 
     def stop_requested(self) -> bool:
         return self._store.get("stop") is not None
+
+    def publish_leaving(self, rank: int) -> None:
+        """Publish that worker ``rank`` was told to leave for good."""
+        self._store.set(f"leaving/{rank}", "1")
+
+    def is_leaving(self, rank: int) -> bool:
+        return self._store.get(f"leaving/{rank}") is not None
 
     def publish_last_step(self, rank: int, step: int) -> None:
         """Publish the last step that worker ``rank``, asked to stop, has begun on its own."""

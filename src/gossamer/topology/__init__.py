@@ -3,10 +3,10 @@
 Nothing here imports torch; scipy, networkx and matplotlib are imported only by the functions that need them.
 """
 
-from gossamer.topology.builder import build, describe, fits, names, uses_nodes
+from gossamer.topology.builder import build, describe, fits, names, resized, uses_nodes
 from gossamer.topology.draw import draw
 from gossamer.topology.schedules import Group
 from gossamer.topology.spectra import Constants
 from gossamer.topology.topology import Topology
 
-__all__ = ["Constants", "Group", "Topology", "build", "describe", "draw", "fits", "names", "uses_nodes"]
+__all__ = ["Constants", "Group", "Topology", "build", "describe", "draw", "fits", "names", "resized", "uses_nodes"]

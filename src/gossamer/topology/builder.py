@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import operator
 import os
 from pathlib import Path
@@ -79,12 +80,34 @@ def build(
     if isinstance(topology, str) and name in GRAPHS:
         seed = _count("seed", seed, minimum=0)
         request = Request(text=text, option=option if colon else None, workers=workers, nodes=nodes, seed=seed)
-        return GRAPHS[name].make(request)
+        built = GRAPHS[name].make(request)
+        built.spec = text, nodes, seed
+        return built
     if not isinstance(topology, str) or _is_path(text):
         graph = _read_edge_list(text, workers)
         graph.require_connected()
         return Topology(text, structure=graph)
     raise unknown("topology", text, GRAPHS)
+
+
+def resized(topology: Topology, workers: int) -> Topology:
+    """Return the topology of the same name for another number of workers; a ring if there is none of that size.
+
+    Examples:
+        >>> resized(build("hypercube", workers=4), 8).name
+        'hypercube'
+        >>> resized(build("hypercube", workers=4), 5).name
+        'ring'
+    """
+    if workers == topology.workers:
+        return topology
+    if topology.spec is not None:
+        text, nodes, seed = topology.spec
+        for name in dict.fromkeys((text, text.partition(":")[0])):
+            for machines in dict.fromkeys((nodes, None)):
+                with contextlib.suppress(InputError):
+                    return build(name, workers=workers, nodes=machines, seed=seed)
+    return build("ring", workers=workers)
 
 
 def _count(what: str, value: object, minimum: int = 1) -> int:

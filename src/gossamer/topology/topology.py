@@ -54,6 +54,8 @@ class Topology:
         self.workers: int = workers
         self._neighbours: dict[int, tuple[int, ...]] = {}
         self._contraction: float | None = None
+        self.spec: tuple[str, int | None, int] | None = None
+        """Name with its option, number of machines and seed, if ``build`` has built it by name."""
 
     def __repr__(self) -> str:
         return f"Topology({self.name!r}, workers={self.workers})"

@@ -33,7 +33,7 @@ class CheckpointRequests:
             monitor.board.request_checkpoint(self._num_requested * self._every)
         try:
             if self._keeper is not None:
-                self._keeper.poll([status.rank for status in monitor.status if status.rank not in monitor.gone])
+                self._keeper.poll([rank for rank in monitor.roster.ranks if rank not in monitor.gone])
         except InputError as error:
             self._keeper = None
             return [str(error)]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import signal
+import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
@@ -9,7 +11,7 @@ from gossamer.errors import one_line
 from gossamer.process.store.rank_info import RankInfo
 from gossamer.runs.status import FAILED, StatusBoard, WorkerStatus
 from gossamer.train.job_spec import JobSpec
-from gossamer.train.launcher import handling_stop_signals, orphaned
+from gossamer.train.launcher import STOP_SIGNALS, handling_stop_signals, orphaned
 from gossamer.train.stop_coordinator import StopCoordinator
 from gossamer.train.training import Training
 from gossamer.train.worker_task import own_device
@@ -21,9 +23,19 @@ FAILURE_TIMEOUT_S = 10.0
 """How long a worker that fails tries to publish why."""
 
 
+LEAVE_ON_NOTHING: frozenset[int] = frozenset()
+LEAVE_ON_TERM = frozenset({signal.SIGTERM})
+LEAVE_ON_ANY = frozenset(STOP_SIGNALS)
+"""Upon which signals a worker leaves for good. Upon the others the whole run stops."""
+
+
 def worker_main(job: str, rank_info: RankInfo, place: ReplicaPlace | None = None) -> int:
     """Train as a process that ``LocalWorkers`` started; ``job``: a job spec as JSON. Returns the exit code."""
-    status = run_worker(JobSpec.from_json(job), rank_info, orphaned, place)
+    came = rank_info.rank in rank_info.came
+    # The command that has started the run stops it by SIGINT, as a terminal does. One that came later cannot stop it.
+    # A rank of a replica cannot leave without the others.
+    leave_on = LEAVE_ON_ANY if came else LEAVE_ON_NOTHING if place is not None else LEAVE_ON_TERM
+    status = run_worker(JobSpec.from_json(job), rank_info, orphaned, leave_on, place)
     return 130 if status.interrupted else 0
 
 
@@ -31,11 +43,13 @@ def run_worker(
     job_spec: JobSpec,
     rank_info: RankInfo,
     should_stop: Callable[[], bool] = lambda: False,
+    leave_on: frozenset[int] = LEAVE_ON_NOTHING,
     place: ReplicaPlace | None = None,
 ) -> WorkerStatus:
     """Train as one worker until the end of the run, or until ``should_stop()``; return the last status.
 
-    ``place``: which rank of its worker this process is, if the worker is a replica that this command started.
+    ``leave_on``: the signals upon which this worker leaves for good, instead of stopping the run. ``place``: which rank
+    of its worker this process is, if the worker is a replica that this command started.
     """
     replica = None
     if place is not None:
@@ -47,9 +61,16 @@ def run_worker(
     status = WorkerStatus(rank_info.rank)
     try:
         run = job_spec.run()
-        coordinator = StopCoordinator(rank_info.rank, rank_info.workers, lockstep=run.method().lockstep)
+        coordinator = StopCoordinator(rank_info.rank, rank_info.roster.ranks, lockstep=run.method().lockstep)
+
+        def on_signal(number: int) -> None:
+            if number not in leave_on:
+                coordinator.stop_requested.set()
+            elif coordinator.leave_requested_at is None:
+                coordinator.leave_requested_at = time.monotonic()
+
         # However often signals come: the launcher kills workers that are too slow.
-        with handling_stop_signals(coordinator.stop_requested.set):
+        with handling_stop_signals(on_signal):
             training = Training(job_spec, run, rank_info, board, coordinator, should_stop, replica)
             status = training.status
             return training.run_all()

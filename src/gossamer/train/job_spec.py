@@ -43,6 +43,8 @@ class JobSpec:
     """The checkpoint to resume from; empty: start anew."""
     trace: bool = False
     """Whether every worker writes a trace of all its events."""
+    done_before: int = 0
+    """For workers that come later: the steps of a run that was resumed which no worker counts as its own."""
 
     def run(self) -> Run:
         (run,) = resolve(self.values)
@@ -77,7 +79,7 @@ class JobSpec:
         """
         c = run.config
         rng = stream(c.seed, "compute", rank, *([shard] if shard else []))
-        return Pace(self.compute_times(c.workers), "compute" in self.values, rank, rng, stop)
+        return Pace(self.compute_times(max(c.workers, rank + 1)), "compute" in self.values, rank, rng, stop)
 
 
 def real_settings(values: dict[str, Any], num_started: int | None) -> list[dict[str, Any]]:

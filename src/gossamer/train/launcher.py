@@ -16,6 +16,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 from multiprocessing import connection, forkserver, resource_tracker
 from multiprocessing.context import ForkServerProcess
@@ -70,25 +71,32 @@ def warm_up(modules: Sequence[str] = ("gossamer.train.entrypoint",)) -> None:
 class LocalStore:
     """The store of all runs of one command, hosted by this process."""
 
-    def __init__(self, name: str | None = None) -> None:
-        """``name``: what the workers present as the name of the run; None: one that nobody else has."""
+    def __init__(self, host: str = HOST, port: int = 0, *, name: str | None = None) -> None:
+        """``host``: where the workers listen too. ``name``: what the workers present as the name of the run; None: one
+        that nobody else has."""
         self._tls = find_tls_files()
         tls = None if self._tls is None else make_tls(self._tls)
-        self._identity = Identity(None, name or uuid.uuid4().hex, find_secret() or make_secret(), tls=tls)
+        given = find_secret()
+        self._identity = Identity(None, name or uuid.uuid4().hex, given or make_secret(), tls=tls)
+        self.made_secret = "" if given else self._identity.secret.decode()
+        """The secret of this run, if the environment gives none."""
         try:
-            self._store = HostedStore(HOST, 0, self._identity, logger.warning)
+            self._store = HostedStore(host, port, self._identity, logger.warning)
         except OSError as error:
             reason = error.strerror or error
-            raise InputError(f"no port could be opened for the store of the workers: {reason}") from None
-        self.port = self._store.address[1]
+            raise InputError(f"no port could be opened for the store of the workers at {host}: {reason}") from None
+        self.host, self.port = host, self._store.address[1]
 
     def rank_info(self, rank: int, workers: int, run: str) -> RankInfo:
         """Return the rank info of a worker; ``run``: the name of a run, or of one shard of it."""
         name, secret = self._identity.run, self._identity.secret
-        return RankInfo(rank, workers, HOST, self.port, f"gossamer/{run}/", name, secret, Host.LAUNCHER, self._tls)
+        return RankInfo(rank, workers, self.host, self.port, f"gossamer/{run}/", name, secret, Host.LAUNCHER, self._tls)
+
+    def rank_infos(self, workers: int, run: str) -> list[RankInfo]:
+        return [self.rank_info(rank, workers, run) for rank in range(workers)]
 
     def connect(self, run: str) -> FailoverStore:
-        return FailoverStore(Home(HOST, self.port, Host.LAUNCHER, ""), self._identity, f"gossamer/{run}/", 60.0)
+        return FailoverStore(Home(self.host, self.port, Host.LAUNCHER, ""), self._identity, f"gossamer/{run}/", 60.0)
 
 
 class LocalWorkers:
@@ -100,9 +108,7 @@ class LocalWorkers:
     def __init__(
         self,
         target: Callable[..., int],
-        workers: int,
-        store: LocalStore,
-        run: str,
+        rank_infos: Sequence[RankInfo],
         logs: Path | None = None,
         replica_size: int = 1,
     ) -> None:
@@ -110,8 +116,8 @@ class LocalWorkers:
 
         ``logs``: the folder for what the workers print; None: they print to our own output.
         """
-        self.target, self.workers, self.store, self.run, self.logs = target, workers, store, run, logs
-        self.replica_size = replica_size
+        self.target, self.logs, self.replica_size = target, logs, replica_size
+        self._rank_infos = {rank_info.rank: rank_info for rank_info in rank_infos}
         if logs is not None:
             logs.mkdir(parents=True, exist_ok=True)
         self._processes: dict[tuple[int, int], ForkServerProcess] = {}
@@ -123,9 +129,13 @@ class LocalWorkers:
         self._stop_requested_at: float | None = None
 
     def __enter__(self) -> LocalWorkers:
-        for rank in range(self.workers):
+        for rank in self._rank_infos:
             self.start(rank)
         return self
+
+    @property
+    def ranks(self) -> list[int]:
+        return list(self._rank_infos)
 
     def __exit__(self, *_: object) -> None:
         self.kill()
@@ -143,13 +153,12 @@ class LocalWorkers:
         self._num_starts += 1
         self._first_failures.pop(rank, None)
         for shard in range(self.replica_size):
-            run, target, environment = self.run, self.target, {}
+            rank_info, target, environment = self._rank_infos[rank], self.target, {}
             if self._rendezvous is not None:
                 meet = str(Path(self._rendezvous.name) / f"{rank}-{self._num_starts}")
                 place = ReplicaPlace(shard, self.replica_size, meet)
-                run, target = shard_prefix(run, shard), partial(target, place=place)
-                environment = place.environment(rank)
-            rank_info = self.store.rank_info(rank, self.workers, run)
+                rank_info = replace(rank_info, prefix=shard_prefix(rank_info.prefix[:-1], shard) + "/")
+                target, environment = partial(target, place=place), place.environment(rank)
             log = None
             if self.logs is not None:
                 log = str(self.log(rank, shard))
@@ -168,7 +177,7 @@ class LocalWorkers:
 
         That of a replica is the one of its first process that failed; a replica ends as a whole.
         """
-        return {rank: code for rank in range(self.workers) if (code := self._exit_code(rank)) is not None}
+        return {rank: code for rank in self._rank_infos if (code := self._exit_code(rank)) is not None}
 
     def _exit_code(self, rank: int) -> int | None:
         processes = [self._processes[rank, shard] for shard in range(self.replica_size)]
@@ -191,7 +200,7 @@ class LocalWorkers:
     def wait(self, grace_s: float) -> int:
         """Wait until all workers have ended, ``grace_s`` after the first failure; return the worst exit code."""
         failed_at: float | None = None
-        while len(codes := self.exit_codes()) < self.workers:
+        while len(codes := self.exit_codes()) < len(self._rank_infos):
             if failed_at is None and any(codes.values()):
                 failed_at = time.monotonic()
             if failed_at is not None and time.monotonic() - failed_at > grace_s:
@@ -200,13 +209,13 @@ class LocalWorkers:
         self.kill()
         return max(code if code in (0, 1, BAD_INPUT, 130) else 1 for code in self.exit_codes().values())
 
-    def request_stop(self) -> None:
-        """Ask all workers to stop after the step in progress."""
+    def request_stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Send all workers a signal to stop."""
         if self._stop_requested_at is None:
             self._stop_requested_at = time.monotonic()
             for process in self._running():
                 assert process.pid is not None
-                os.kill(process.pid, signal.SIGTERM)
+                os.kill(process.pid, number)
                 # A stopped process does not handle signals.
                 os.kill(process.pid, signal.SIGCONT)
 
@@ -278,14 +287,14 @@ class StopSignals:
 def counting_stop_signals() -> Iterator[StopSignals]:
     """Only count Ctrl-C and SIGTERM inside this block."""
     signals = StopSignals()
-    with handling_stop_signals(signals.add):
+    with handling_stop_signals(lambda number: signals.add()):
         yield signals
 
 
 @contextmanager
-def handling_stop_signals(handle: Callable[[], None]) -> Iterator[None]:
-    """Only call ``handle()`` at Ctrl-C and SIGTERM inside this block."""
-    before = {number: signal.signal(number, lambda *_: handle()) for number in STOP_SIGNALS}
+def handling_stop_signals(handle: Callable[[int], None]) -> Iterator[None]:
+    """Only call ``handle(number)`` at Ctrl-C and SIGTERM inside this block."""
+    before = {number: signal.signal(number, lambda number, frame: handle(number)) for number in STOP_SIGNALS}
     try:
         yield
     finally:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from gossamer.runs.status import StatusBoard
 
@@ -17,14 +17,26 @@ AGREE_TIMEOUT_S = 10.0
 """How long a worker that is asked to stop waits for the others' last steps."""
 
 
+LEAVE_AFTER_S = 0.5
+"""How long a worker that is told to leave waits for others that are told the same."""
+
+
+AVERAGE_WITHIN_S = 10.0
+"""How long it trains on until the next average at most."""
+
+
 class StopCoordinator:
     """Decides for one worker whether its next step is made."""
 
-    def __init__(self, rank: int, workers: int, lockstep: bool) -> None:
+    def __init__(self, rank: int, everybody: Collection[int], lockstep: bool) -> None:
         self.rank, self.lockstep = rank, lockstep
-        self.others = [other for other in range(workers) if other != rank]
+        self.everybody = everybody
+        """The ranks that belong to the run."""
         self.stop_requested = threading.Event()
         """Set from anywhere, also from a signal handler."""
+        self.leave_requested_at: float | None = None
+        """When this worker was told to leave for good."""
+        self._leaves = False
         self._lock = threading.Lock()
         self._num_begun = 0
         self._num_steps: int | None = None
@@ -40,8 +52,29 @@ class StopCoordinator:
             self._decided.wait(AGREE_TIMEOUT_S)
         return self._num_steps is not None and step < self._num_steps
 
+    def shall_leave(self, step: int, period: int) -> bool:
+        """Return whether this worker shall leave for good before this step.
+
+        ``period``: steps between two averages. What it did since the last one would be lost.
+        """
+        if not self._leaves or self.stop_requested.is_set() or self.leave_requested_at is None:
+            return False
+        return step % period == 0 or time.monotonic() - self.leave_requested_at > AVERAGE_WITHIN_S
+
+    def _poll_leaving(self, board: StatusBoard, gone: Callable[[int], bool]) -> None:
+        """Let this worker leave if it was told to. If all were told so, the run stops instead."""
+        if self.leave_requested_at is None or self._leaves or self.stop_requested.is_set():
+            return
+        board.publish_leaving(self.rank)
+        if time.monotonic() - self.leave_requested_at < LEAVE_AFTER_S:
+            return
+        if all(other == self.rank or gone(other) or board.is_leaving(other) for other in self.everybody):
+            self.stop_requested.set()
+        self._leaves = True
+
     def poll(self, board: StatusBoard, gone: Callable[[int], bool]) -> None:
         """Read whether anybody asked to stop, and agree on the last step. Runs in the status thread."""
+        self._poll_leaving(board, gone)
         if not self.stop_requested.is_set() and board.stop_requested():
             self.stop_requested.set()
         if not self.stop_requested.is_set() or self._decided.is_set():
@@ -54,11 +87,11 @@ class StopCoordinator:
             last = self._num_begun
         board.publish_last_step(self.rank, last)
         until = time.monotonic() + AGREE_TIMEOUT_S
-        awaited = set(self.others)
+        awaited = set(self.everybody) - {self.rank}
         while awaited and time.monotonic() < until:
             for other in list(awaited):
                 step = board.last_step(other)
-                if step is not None or gone(other):
+                if step is not None or other not in self.everybody or gone(other):
                     last = max(last, step or 0)
                     awaited.remove(other)
             time.sleep(0.02)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import signal
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -14,12 +16,12 @@ from gossamer.config import Run
 from gossamer.process.store.rank_info import RankInfo
 from gossamer.report.view import View
 from gossamer.results import Point
-from gossamer.runs.monitor import POLL_S, OnPoint, RunFacts, RunMonitor, TrainingResult
+from gossamer.runs.monitor import POLL_S, SILENT_S, OnPoint, RunFacts, RunMonitor, TrainingResult
 from gossamer.runs.monitor_thread import MonitorThread
 from gossamer.runs.run_folder import WORKERS
-from gossamer.runs.status import DONE, FAILED, StatusBoard, WorkerStatus
+from gossamer.runs.status import DONE, FAILED, LEFT, StatusBoard, WorkerStatus
 from gossamer.train.checkpoint_requests import CheckpointRequests
-from gossamer.train.entrypoint import run_worker, worker_main
+from gossamer.train.entrypoint import LEAVE_ON_NOTHING, run_worker, worker_main
 from gossamer.train.job_spec import JobSpec
 from gossamer.train.launcher import BAD_INPUT, LocalStore, LocalWorkers, StopSignals, describe_exit
 from gossamer.train.replica.place import shard_prefix
@@ -57,26 +59,40 @@ def train_locally(
     scratch = tempfile.TemporaryDirectory(prefix="gossamer-") if job_spec.path is None else nullcontext("")
     with scratch as folder:
         logs = job_spec.path / WORKERS if job_spec.path is not None else Path(folder) / WORKERS
-        with LocalWorkers(target, c.workers, store, method, logs, c.replica_size) as workers:
-            failed = _supervise(workers, monitor, signals, show, restart)
-    monitor.poll()
+        with LocalWorkers(target, store.rank_infos(c.workers, method), logs, c.replica_size) as workers:
+            failed = supervise(workers, monitor, signals, show, restart)
+    await_newcomers(monitor, workers.ranks)
     board.close()
     result = monitor.result(failed)
     result.interrupted |= signals.count > 0
     return result
 
 
-def _supervise(workers: LocalWorkers, monitor: RunMonitor, signals: StopSignals, show: Show, restart: bool) -> str:
+def await_newcomers(monitor: RunMonitor, own: Collection[int]) -> None:
+    """Read the last status of workers that came later, with another command: they end at the same time."""
+    until = time.monotonic() + LAST_STATUS_S
+    while True:
+        monitor.poll()
+        others = [monitor.status[rank] for rank in monitor.roster.ranks if rank not in own]
+        ended = (DONE, LEFT, FAILED)
+        if all(status.state in ended or monitor.silent_s[status.rank] > SILENT_S for status in others):
+            return
+        if time.monotonic() > until:
+            return
+        time.sleep(POLL_S)
+
+
+def supervise(workers: LocalWorkers, monitor: RunMonitor, signals: StopSignals, show: Show, restart: bool) -> str:
     """Monitor, restart and stop the workers until all have ended; return why the run failed, if it did."""
     handled: set[int] = set()
-    restarts = [0] * workers.workers
+    restarts: Counter[int] = Counter()
     while True:
         codes = workers.exit_codes()
         events = monitor.poll()
         for rank in sorted(codes.keys() - handled):
             handled.add(rank)
             status = monitor.status[rank]
-            if status.state == DONE:
+            if status.state in (DONE, LEFT):
                 continue
             # A rank that was killed is why others of its replica failed.
             why = status.error if status.state == FAILED and codes[rank] > 0 else describe_exit(codes[rank])
@@ -93,11 +109,12 @@ def _supervise(workers: LocalWorkers, monitor: RunMonitor, signals: StopSignals,
                     handled.remove(rank)
                     events.append(monitor.mark_restarted(rank))
         show(monitor.view(), events)
-        if len(handled) == workers.workers:
-            done = any(status.state == DONE for status in monitor.status)
+        if len(handled) == len(workers.ranks):
+            done = any(monitor.status[rank].state in (DONE, LEFT) for rank in workers.ranks)
             return "" if done or signals.count else f"no worker is left: {next(iter(monitor.gone.values()))}"
         if signals.count:
-            workers.request_stop()
+            # Upon SIGTERM one of them would leave, and the others go on.
+            workers.request_stop(signal.SIGINT)
             if signals.count > 1 or workers.stop_timed_out or not monitor.started:
                 workers.kill()
         time.sleep(POLL_S)
@@ -108,9 +125,11 @@ def _own_prefix(rank_info: RankInfo, run: Run) -> RankInfo:
     return replace(rank_info, prefix=f"{rank_info.prefix}{run.config.method}/")
 
 
-def run_launched(job_spec: JobSpec, run: Run, rank_info: RankInfo) -> WorkerStatus:
+def run_launched(
+    job_spec: JobSpec, run: Run, rank_info: RankInfo, leave_on: frozenset[int] = LEAVE_ON_NOTHING
+) -> WorkerStatus:
     """Train as one of the workers that a launcher started; return its last status."""
-    return run_worker(job_spec, _own_prefix(rank_info, run))
+    return run_worker(job_spec, _own_prefix(rank_info, run), leave_on=leave_on)
 
 
 def train_as_worker(

@@ -18,15 +18,17 @@ from gossamer.process.runtime.swarm import Swarm
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 from gossamer.process.store.rank_info import RankInfo
 from gossamer.runs.recording_file import RecordingFile
-from gossamer.runs.run_folder import CHECKPOINTS, save_model
-from gossamer.runs.status import DONE, TRAINING, StatusBoard, WorkerStatus
+from gossamer.runs.run_folder import CHECKPOINTS
+from gossamer.runs.status import DONE, LEFT, TRAINING, StatusBoard, WorkerStatus
 from gossamer.runs.status_reporter import StatusReporter
 from gossamer.train.checkpoint import Checkpoint, Layout, find_checkpoint, sharded_folder, worker_file, write_state
 from gossamer.train.job_spec import JobSpec
+from gossamer.train.newcomers.newcomer_job import job_for_newcomers
 from gossamer.train.pacing import EvalSchedule, StepMeter
 from gossamer.train.replica.turn import Turn
+from gossamer.train.status_counts import measure, measure_exchanges
 from gossamer.train.stop_coordinator import StopCoordinator
-from gossamer.train.training_state import collect_state, displace_start, load_average, load_state
+from gossamer.train.training_state import collect_state, displace_start, load_average, load_state, save_average
 from gossamer.train.worker_task import LossMeter, WorkerTask
 from gossamer.vectors.vector_math import rounded_distance
 
@@ -76,6 +78,11 @@ class Training:
         self.losses = LossMeter(self.task.device)
         self.eval_schedule = EvalSchedule(c.eval_every, c.workers)
         self.lockstep = method.lockstep
+        self._is_new = rank_info.rank in rank_info.came
+        self._steps_without = 0
+        """In lockstep: how many steps the others had made when this worker came to the run."""
+        self._leaves = False
+        """This worker leaves the run for good before its end."""
         self._saved_at = 0
         self._checkpoint_requested = 0
         recording = None
@@ -96,7 +103,7 @@ class Training:
         """Join, train, average and evaluate; return the last status, which is published too."""
         self.board.put(self.status)
         if self.checkpoint is not None and not self._continues:
-            self._load_average(self.checkpoint)
+            self._resumed_status.seconds = load_average(self.task, self.checkpoint)
         recording = self.reporter.recording
         method, codec, seed, replica = self.run.method(), self.run.codec, self.run.config.seed, self.replica
         model = self.task.model
@@ -112,23 +119,33 @@ class Training:
             recorder=recording.recorder if recording is not None else None,
             codec=codec,
             replica=None if replica is None else replica.connect(),
+            job="" if replica is not None else job_for_newcomers(self.job_spec, self.checkpoint, self.layout),
         )
+        self.coordinator.everybody = runtime.everybody
         swarm = self.swarm = Swarm(runtime)
+        if self._is_new and self.lockstep:
+            self._steps_without = runtime.worker.step
         if recording is not None:
             recording.begin()
         try:
-            if self.checkpoint is None:
+            if self.checkpoint is not None and self._continues:
+                status = load_state(self.task, self.pace, self.checkpoint, swarm, self.layout)
+                self._resumed_status = replace(self._resumed_status, **status)
+            elif self.checkpoint is None and not self._is_new:
                 displace_start(self.run, self.rank, self.runtime)
-            elif self._continues:
-                self._load_state(self.checkpoint.state(self.rank, self.shard, self.task.like))
             self._began = time.monotonic()
             self.status.state = TRAINING
             self.reporter.publish_first()
             stopping = self.coordinator.stop_requested
             self.reporter.start(self._update_status, stopping, swarm.events)
             for _ in self._turns() if replica is None else self._replicas_turns(replica):
+                if runtime.worker.placement.ranks != self.task.ranks:
+                    self.task.deal(runtime.worker.placement.ranks)
                 self._step(self.steps_done)
                 self._save_if_due()
+            if self._leaves:
+                self._leave(swarm)
+                return self.status
             self._finish(swarm)
         except BaseException:
             if self._began:
@@ -188,9 +205,10 @@ class Training:
             yield
 
     def _turns(self) -> Iterator[None]:
-        """Yield once per step that this worker shall make, until it is asked to stop."""
+        """Yield once per step that this worker shall make, until it is asked to stop or to leave."""
         for _ in self._dealt_turns():
-            if not self.coordinator.may_begin(self.steps_done):
+            self._leaves = self.coordinator.shall_leave(self.steps_done, self.step_meter.period)
+            if self._leaves or not self.coordinator.may_begin(self.steps_done):
                 return
             yield
 
@@ -198,7 +216,9 @@ class Training:
         c = self.run.config
         if not self.lockstep:
             # A worker that continues has told the swarm how many steps were made; one that starts anew has not.
-            earlier = 0 if self.checkpoint is None or self._continues else self.checkpoint.total_steps(self.layout)
+            earlier = self.job_spec.done_before
+            if self.checkpoint is not None and not self._continues:
+                earlier = self.checkpoint.total_steps(self.layout)
             yield from self.swarm._deal_turns(c.steps * c.workers - earlier)
         while self.lockstep and self.steps_done < c.steps:
             yield None
@@ -235,6 +255,17 @@ class Training:
         now = time.monotonic()
         self.eval_schedule.evaluated(now, now - began)
 
+    def _leave(self, swarm: Swarm) -> None:
+        """Leave the run for good: the others go on without this worker."""
+        self.task.synchronize()
+        with self._measure_lock:
+            self._measure()
+            self._trained = True
+        swarm.leave()
+        self.reporter.stop()
+        self.status.state = LEFT
+        self.reporter.publish_last(ended=False)
+
     def _finish(self, swarm: Swarm) -> None:
         """Make the final average, and evaluate before and after it."""
         self.task.synchronize()
@@ -249,7 +280,7 @@ class Training:
         own = self.task.parameters()
         swarm.finish()
         self.status.missing = list(swarm.missing)
-        self._measure_exchanges()
+        measure_exchanges(self.status, self._resumed_status, self.swarm.metrics())
         self.status.consensus = rounded_distance(own, self.task.parameters())
         self.status.loss, self.status.accuracy = self.task.evaluate()
         self.status.state = DONE
@@ -259,10 +290,8 @@ class Training:
             weights = self.task.weights()
             if not self.leads:
                 return
-            c = self.run.config
-            about = {"method": c.method, "topology": c.topology, "workers": c.workers, "seed": c.seed, "steps": c.steps}
             try:
-                save_model(folder, weights, {name: str(value) for name, value in about.items()})
+                save_average(folder, self.run, weights)
             except InputError as error:
                 self.status.error = str(error)
 
@@ -282,7 +311,7 @@ class Training:
 
     def _save_last(self) -> None:
         workers = self.rank_info.workers
-        published = [self.board.get(rank) for rank in range(workers)]
+        published = [self.board.get(rank) for rank in range(self.runtime.everybody.value.largest + 1)]
         total = self.steps_done * workers if self.lockstep else sum(status.steps for status in published if status)
         self._save(self._leaders(self.board.agree("last checkpoint", total) if self.leads else 0))
 
@@ -307,24 +336,6 @@ class Training:
         counts = {name: status[name] for name in CUMULATIVE}
         return collect_state(self.task, self.pace, counts, self.swarm.state_dict())
 
-    def _load_state(self, state: dict[str, Any]) -> None:
-        assert self.checkpoint is not None
-        # The same count on all workers: what each of them knew of it differs by what was in flight.
-        total_steps = self.checkpoint.total_steps(self.layout)
-        load_state(
-            self.task,
-            self.pace,
-            self.checkpoint,
-            state,
-            lambda swarm: self.swarm.load_state_dict({**swarm, "batches": total_steps}),
-        )
-        self._resumed_status = replace(self._resumed_status, **state["status"])
-
-    def _load_average(self, checkpoint: Checkpoint) -> None:
-        """Start from the mean of the workers in a checkpoint of another number of workers, or of other replicas."""
-        seconds = load_average(self.task, checkpoint)
-        self._resumed_status = replace(self._resumed_status, seconds=seconds)
-
     # Status (in the status thread, and at the end)
 
     def _update_status(self) -> None:
@@ -345,19 +356,8 @@ class Training:
 
     def _measure(self) -> None:
         """Update the counts in the status; only while training, since the final ones differ."""
-        status, before, metrics = self.status, self._resumed_status, self.swarm.metrics()
-        status.steps, status.seconds = self.steps_done, before.seconds + time.monotonic() - self._began
+        status = self.status
+        status.steps = self.steps_done - self._steps_without
+        status.seconds = self._resumed_status.seconds + time.monotonic() - self._began
         status.step_s = self.step_meter.mean_s()
-        status.idle_s, status.consensus = before.idle_s + metrics.idle_s, metrics.consensus
-        loss_sum, loss_count = self.losses.sum_and_count()
-        status.loss_sum, status.loss_count = before.loss_sum + loss_sum, before.loss_count + loss_count
-        # Not at the end, where all workers leave.
-        status.peers_alive = metrics.peers_alive
-        self._measure_exchanges()
-
-    def _measure_exchanges(self) -> None:
-        """Update the counts of exchanges; until the end, since a worker that is done serves those that are not."""
-        status, before, metrics = self.status, self._resumed_status, self.swarm.metrics()
-        status.exchanges = before.exchanges + metrics.exchanges
-        status.bytes_sent = before.bytes_sent + metrics.bytes_sent
-        status.refused, status.lost = before.refused + metrics.refused, before.lost + metrics.lost
+        measure(status, self._resumed_status, self.swarm.metrics(), self.losses)

@@ -1,17 +1,20 @@
-"""What a worker, or a rank of a replica, keeps in a checkpoint, and how it continues from one."""
+"""What a worker, or a rank of a replica, keeps in a checkpoint and in the end, and how it continues from one."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import torch
 
 from gossamer.config import Run
 from gossamer.errors import InputError
+from gossamer.process.runtime.swarm import Swarm
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
+from gossamer.runs.run_folder import save_model
 from gossamer.seeds import stream
-from gossamer.train.checkpoint import Checkpoint
+from gossamer.train.checkpoint import Checkpoint, Layout
 from gossamer.train.pacing import Pace
 from gossamer.train.worker_task import WorkerTask
 
@@ -41,23 +44,23 @@ def collect_state(task: WorkerTask, pace: Pace, counts: Mapping[str, Any], swarm
     return state
 
 
-def load_state(
-    task: WorkerTask,
-    pace: Pace,
-    checkpoint: Checkpoint,
-    state: dict[str, Any],
-    load_swarm: Callable[[dict[str, Any]], None],
-) -> None:
-    """Continue from the state of the same worker, and the same rank of it. InputError if it does not fit."""
+def load_state(task: WorkerTask, pace: Pace, checkpoint: Checkpoint, swarm: Swarm, layout: Layout) -> dict[str, Any]:
+    """Continue from the state of the same worker, and the same rank of it; return its counts.
+
+    InputError if it does not fit.
+    """
+    state = checkpoint.state(task.rank, task.shard, task.like)
     try:
         task.load(state["model"], state["optimizer"])
-        load_swarm(state["swarm"])
+        # The same count on all workers: what each of them knew of it differs by what was in flight.
+        swarm.load_state_dict({**state["swarm"], "batches": checkpoint.total_steps(layout)})
     except (RuntimeError, ValueError, KeyError) as error:
         raise _unfit(checkpoint, error) from None
     pace.rng.bit_generator.state = state["compute_rng"]
     torch.set_rng_state(state["torch_rng"])
     if task.device.type == "cuda" and "cuda_rng" in state:
         torch.cuda.set_rng_state(state["cuda_rng"], task.device)
+    return dict(state["status"])
 
 
 def load_average(task: WorkerTask, checkpoint: Checkpoint) -> float:
@@ -68,6 +71,13 @@ def load_average(task: WorkerTask, checkpoint: Checkpoint) -> float:
     except (RuntimeError, ValueError, KeyError) as error:
         raise _unfit(checkpoint, error) from None
     return float(average["status"]["seconds"])
+
+
+def save_average(folder: Path, run: Run, weights: Mapping[str, torch.Tensor]) -> None:
+    """Write the final model of a run into its folder."""
+    c = run.config
+    about = {"method": c.method, "topology": c.topology, "workers": c.workers, "seed": c.seed, "steps": c.steps}
+    save_model(folder, weights, {name: str(value) for name, value in about.items()})
 
 
 def _unfit(checkpoint: Checkpoint, error: Exception) -> InputError:

@@ -39,9 +39,20 @@ class WorkerTask:
         torch.manual_seed(int(stream(c.seed, "torch", *self._who).integers(2**63)))
         self.optimizer = run.make_optimizer([p for p in self.plain_model.parameters() if p.requires_grad])
         self._lrs = [group["lr"] for group in self.optimizer.param_groups]
-        self.batches = worker_batches(run.task, c.partition, c.workers, c.worker_batch, c.seed)[rank]
+        self.deal(tuple(range(max(c.workers, rank + 1))))
         self._train = tuple(part.to(self.device) for part in run.task.train)
         self._test = tuple(part.to(self.device) for part in run.task.test)
+
+    def deal(self, ranks: tuple[int, ...]) -> None:
+        """Take this worker's share of the data, which is dealt among these workers."""
+        c, position = self.run.config, ranks.index(self.rank)
+        if self.run.task.own_data:
+            # There is data for as many workers as the run began with.
+            position, num_shares = self.rank % c.workers, c.workers
+        else:
+            num_shares = len(ranks)
+        self.ranks = ranks
+        self.batches = worker_batches(self.run.task, c.partition, num_shares, c.worker_batch, c.seed)[position]
 
     def gradient(self, number: int) -> Tensor | None:
         """Compute the gradient of mini-batch ``number`` into the parameters; return its loss, if the task has one."""

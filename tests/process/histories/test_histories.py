@@ -4,9 +4,9 @@ import planted_liveness
 import planted_views
 import pytest
 
-from gossamer.process.liveness.liveness import Liveness, first_record
+from gossamer.process.liveness.liveness import Liveness
 from gossamer.process.liveness.peer import Timing
-from gossamer.process.liveness.records import Kind, Message, Record, Stage, from_bytes, to_bytes
+from gossamer.process.liveness.records import Kind, Message, Record, Stage, first_record, from_bytes, to_bytes
 from gossamer.process.state.lineage import ViewId
 from gossamer.process.views import messages
 from gossamer.process.views.messages import Member, ViewKind, ViewMessage

@@ -49,7 +49,8 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
 def probe_locally(job_spec: JobSpec, out: Path, seconds: float, as_json: bool, logs: Path | None = None) -> int:
     """Probe with workers started on this machine; return the exit code. ``logs``: where their output goes."""
     target = partial(measure, job_spec.to_json(), str(out), seconds, as_json)
-    with LocalWorkers(target, int(job_spec.values["workers"]), LocalStore(), "probe", logs) as workers:
+    store = LocalStore()
+    with LocalWorkers(target, store.rank_infos(int(job_spec.values["workers"]), "probe"), logs) as workers:
         return workers.wait(AFTER_LOSS_S)
 
 

@@ -20,6 +20,7 @@ from gossamer.errors import InputError
 from gossamer.methods import find
 from gossamer.process.joining.join_facts import name_ranks
 from gossamer.process.net.tls import VARIABLES
+from gossamer.process.roster.newcomer import parse_address
 from gossamer.process.store.rank_info import RankInfo, started_rank_info
 from gossamer.report.formats import counted, duration
 from gossamer.results import Point
@@ -28,6 +29,7 @@ from gossamer.runs.point_writer import PointWriter
 from gossamer.runs.run_folder import CONFIG, RunFolder, make_folders, read_history, remove_if_empty, write_comparison
 from gossamer.runs.status import DONE
 from gossamer.train.checkpoint import CheckpointKeeper, Layout, find_checkpoint
+from gossamer.train.entrypoint import LEAVE_ON_NOTHING, LEAVE_ON_TERM
 from gossamer.train.job_spec import JobSpec, real_settings
 from gossamer.train.launcher import LocalStore, counting_stop_signals, warm_up
 from gossamer.train.supervisor import run_launched, train_as_worker, train_locally
@@ -36,13 +38,22 @@ from gossamer.train.supervisor import run_launched, train_as_worker, train_local
 def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     folder = out_folder(parsed)
     os.environ.update({VARIABLES[name]: path for name in VARIABLES if (path := getattr(parsed, f"tls_{name}"))})
+    if parsed.join is not None:
+        return join(parsed, arguments)
     rank_info = started_rank_info()
+    if rank_info is not None and parsed.listen is not None:
+        raise InputError("--listen: workers can come to this run at MASTER_ADDR:MASTER_PORT anyway, leave it out")
     if rank_info is None:
         warm_up()
     command = shown_command(arguments)
     request = _resumed(parsed, rank_info) if parsed.resume is not None else _new(parsed, folder, rank_info)
+    if parsed.listen is not None and any(job_spec.values.get("replica_size", 1) != 1 for job_spec in request.job_specs):
+        raise InputError(
+            "--listen: no workers can come to a run of replicas, leave it out or train without --replica-size"
+        )
     if rank_info is not None and rank_info.rank != 0:
-        statuses = [run_launched(job_spec, job_spec.run(), rank_info) for job_spec in request.job_specs]
+        leave_on = LEAVE_ON_TERM if parsed.leave_on_sigterm else LEAVE_ON_NOTHING
+        statuses = [run_launched(job_spec, job_spec.run(), rank_info, leave_on) for job_spec in request.job_specs]
         missing = [rank for status in statuses for rank in status.missing]
         return 1 if missing and not parsed.allow_missing else 0
     folders = [
@@ -56,7 +67,7 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
             if rank_info is not None:
                 results = _train_all(request, partial(train_as_worker, rank_info=rank_info), parsed, command, trackers)
             else:
-                store = LocalStore()
+                store = _listening_store(parsed.listen)
                 with counting_stop_signals() as signals:
                     train = partial(train_locally, store=store, signals=signals, restart=parsed.restart)
                     results = _train_all(request, train, parsed, command, trackers)
@@ -71,6 +82,49 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     elif begun:
         _show(request.job_specs[0], begun)
     return _ending(request, results, rank_info is None, parsed.allow_missing)
+
+
+def _listening_store(listen: str | None) -> LocalStore:
+    """Return the store of the workers; say how others can come, if it listens for them."""
+    if listen is None:
+        return LocalStore()
+    store = LocalStore(*parse_address(listen, "--listen is"))
+    secret = f"GOSSAMER_SECRET={store.made_secret} " if store.made_secret else ""
+    print(f"gossamer: to add workers: {secret}gossamer train --join {listen}", file=sys.stderr, flush=True)
+    return store
+
+
+OF_THIS_MACHINE = ("workers", "device", "compute", "straggler")
+"""Settings that --join takes from the command line; the others are the run's."""
+
+
+def join(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
+    """Add workers to a run that is under way."""
+    from gossamer.train.newcomers.join_run import JoinedRun
+
+    values = given(parsed)
+    others = [name for name in values if name not in OF_THIS_MACHINE]
+    others += [name for name in ("out", "resume", "checkpoint_every", "listen", "trace") if getattr(parsed, name)]
+    if others:
+        raise InputError(f"--join takes the job from the run: leave out --{others[0].replace('_', '-')}")
+    count = int(parse_number(str(values.pop("workers", 1)), "--workers", int, 1))
+    warm_up()
+    joined = JoinedRun(parsed.join, count, values)
+    job_spec = joined.job_spec
+    with counting_stop_signals() as signals, LiveView(job_spec.method, parsed.json) as view:
+        ranks = name_ranks([rank_info.rank for rank_info in joined.rank_infos])
+        view.say(f"{ranks} of the run at {parsed.join}")
+        result = joined.train(signals, view.show, parsed.restart)
+    done = any(status.state == DONE for status in result.status)
+    if parsed.json:
+        print_json({"command": shown_command(arguments), "results": [result.document()]})
+    elif done:
+        _show(job_spec, [result])
+    if result.failed:
+        print(f"gossamer: {result.method}: {result.failed}", file=sys.stderr)
+    elif not done:
+        print(f"gossamer: {ranks} left the run, which goes on", file=sys.stderr)
+    return 1 if result.failed else 0
 
 
 @dataclass(frozen=True)

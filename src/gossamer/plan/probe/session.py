@@ -22,6 +22,7 @@ from gossamer.process.collectives.membership import STUCK_S
 from gossamer.process.collectives.peer_group import PeerGroup, Pending
 from gossamer.process.liveness.heartbeats import Heartbeats, HeartbeatThread
 from gossamer.process.liveness.peer import Timing
+from gossamer.process.roster.roster import KnownRoster, Roster
 from gossamer.process.store.addresses import local_address
 from gossamer.process.store.home_store import HostedStore, host_home
 from gossamer.process.store.parsing import Refusals
@@ -61,7 +62,7 @@ class ProbeSession:
         listener = self.store.listen(local_address(rank_info.host))
         where = WorkerAddresses(self.rank, listener.address, self.store, Refusals(lambda text: None))
         where.publish()
-        self.heartbeats = Heartbeats(self.rank, self.workers, self.store, where)
+        self.heartbeats = Heartbeats(self.rank, KnownRoster(Roster(self.workers)), self.store, where)
         self._connections = GroupConnections(self.rank, listener, where.find)
         self._builder = GroupBuilder(self.rank, self.store, self._connections)
         self._groups: dict[tuple[str, tuple[int, ...]], PeerGroup] = {}

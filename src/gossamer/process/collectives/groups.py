@@ -18,6 +18,7 @@ from gossamer.process.collectives.membership import FOREGROUND, Communication, M
 from gossamer.process.collectives.peer_group import Pending
 from gossamer.process.lifecycle import Lifecycle
 from gossamer.process.liveness.heartbeats import Heartbeats
+from gossamer.process.roster.roster import KnownRoster
 from gossamer.process.state.state_transfer import TransferableState
 from gossamer.process.views.agreement import Agreement
 from gossamer.process.views.messages import AVERAGED, FINISH, TRAIN
@@ -46,7 +47,7 @@ class Groups:
 
     def __init__(
         self,
-        num_workers: int,
+        everybody: KnownRoster,
         builder: GroupBuilder,
         heartbeats: Heartbeats,
         agreement: Agreement,
@@ -55,7 +56,7 @@ class Groups:
         owner: str,
     ) -> None:
         """``owner``: the channel that rebuilds the membership for training."""
-        self.rank, self.everybody, self.lifecycle = builder.rank, range(num_workers), lifecycle
+        self.rank, self.everybody, self.lifecycle = builder.rank, everybody, lifecycle
         make = partial(
             Membership,
             everybody=self.everybody,

@@ -19,7 +19,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,6 +33,7 @@ from gossamer.process.collectives.peer_group import Pending
 from gossamer.process.deadline import Deadline
 from gossamer.process.lifecycle import TrainingEnded
 from gossamer.process.liveness.heartbeats import Heartbeats
+from gossamer.process.roster.roster import KnownRoster
 from gossamer.process.state.alignment import align
 from gossamer.process.state.lineage import ViewId
 from gossamer.process.state.state_transfer import TransferableState
@@ -75,7 +76,7 @@ class Membership:
         self,
         purpose: str,
         owner: str,
-        everybody: range,
+        everybody: KnownRoster,
         builder: GroupBuilder,
         heartbeats: Heartbeats,
         agreement: Agreement,
@@ -273,8 +274,9 @@ class Membership:
             return
         waits = f"{self.key}/waits"
         self.store.set(f"{waits}/{self.rank}", self.waits.publication())
-        *values, published = self.store.get_all([*(f"{waits}/{rank}" for rank in self.everybody), f"{waits}/conflict"])
-        found = self.waits.find_conflict(values.__getitem__)
+        ranks = self.everybody.ranks
+        *values, published = self.store.get_all([*(f"{waits}/{rank}" for rank in ranks), f"{waits}/conflict"])
+        found = self.waits.find_conflict(dict(zip(ranks, values, strict=True)).get)
         if found is not None:
             self.store.set(f"{waits}/conflict", str(found))
             published = str(found).encode() if published is None else published
@@ -282,7 +284,7 @@ class Membership:
             self._conflict = MethodError(published.decode(errors="replace"))
             self.disconnect()
 
-    def waited_for_by(self, ranks: Sequence[int]) -> bool:
+    def waited_for_by(self, ranks: Iterable[int]) -> bool:
         """Return whether the training of one of ``ranks`` has been waiting for this worker in a collective for long."""
         waits = f"{self.key}/waits"
         others = [rank for rank in ranks if rank != self.rank]
@@ -340,9 +342,9 @@ class Membership:
             raise TrainingEnded
 
     def _gone(self, rank: int) -> bool:
-        """Return whether another worker is dead or done with its training."""
-        if rank == self.rank:
-            return False
+        """Return whether another worker is dead, done with its training, or has left for good."""
+        if rank == self.rank or rank not in self.everybody:
+            return rank != self.rank
         return (not self._finishes and self.heartbeats.done(rank)) or self.heartbeats.dead(rank)
 
     # Closing

@@ -14,6 +14,7 @@ from typing import Any
 
 from gossamer.errors import InputError
 from gossamer.process.events import EventKind
+from gossamer.process.roster.roster import MAX_RANKS
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 from gossamer.process.store.parsing import read_number, read_ranks
 
@@ -75,7 +76,7 @@ class Epochs:
         present = [runtime.rank, *(rank for rank in others if not runtime.heartbeats.done(rank))]
         key = f"epoch/{epoch}"
         published = runtime.store.compare_set(key, json.dumps(sorted(present)))
-        agreed = runtime.refusals.checked(key, published, read_ranks(published, runtime.everybody))
+        agreed = runtime.refusals.checked(key, published, read_ranks(published, range(MAX_RANKS)))
         members = tuple(agreed or sorted(present))
         if self._newest() < epoch:
             runtime.store.set("epoch", str(epoch))

@@ -20,6 +20,7 @@ from gossamer.process.events import EventKind, Events
 from gossamer.process.joining import join_facts
 from gossamer.process.joining.join_facts import Facts, name_ranks
 from gossamer.process.liveness.heartbeats import Heartbeats, HeartbeatThread
+from gossamer.process.roster.roster import KnownRoster, Roster
 from gossamer.process.store.addresses import local_address
 from gossamer.process.store.failover_store import FailoverStore
 from gossamer.process.store.parsing import Refusals
@@ -215,7 +216,7 @@ def shaken_hands(rank_info: RankInfo, facts: Facts, timeout_s: float) -> Iterato
     store = rank_info.connect_store(timeout_s, partial(events.add, EventKind.WAITING))
     listener = store.listen(local_address(rank_info.host))
     addresses = WorkerAddresses(rank, listener.address, store, Refusals(lambda text: None))
-    heartbeats = Heartbeats(rank, rank_info.workers, store, addresses)
+    heartbeats = Heartbeats(rank, KnownRoster(Roster(rank_info.workers)), store, addresses)
     handshake = Handshake(rank, rank_info.workers, facts, store, heartbeats, timeout_s, events)
     thread = None
     try:

@@ -15,10 +15,12 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from gossamer.process.liveness.liveness import Change, Liveness, Notice, Send, first_record
-from gossamer.process.liveness.records import Kind, Stage, from_bytes, to_bytes
+from gossamer.process.liveness.actions import Change, Notice, Send
+from gossamer.process.liveness.liveness import Liveness
+from gossamer.process.liveness.records import Kind, Stage, first_record, from_bytes, to_bytes
 from gossamer.process.net.connection import Address
 from gossamer.process.net.messenger import Messenger
+from gossamer.process.roster.roster import MAX_RANKS, KnownRoster, Roster
 from gossamer.process.store.failover_store import FailoverStore
 from gossamer.process.store.worker_addresses import WorkerAddresses
 
@@ -41,15 +43,15 @@ class Progress(NamedTuple):
 class Heartbeats:
     """The heartbeats of all workers, as seen by one of them."""
 
-    def __init__(self, rank: int, workers: int, store: FailoverStore, addresses: WorkerAddresses) -> None:
-        """``store``: listens already."""
+    def __init__(self, rank: int, everybody: KnownRoster, store: FailoverStore, addresses: WorkerAddresses) -> None:
+        """``everybody``: who belongs to the run; whoever is heard of is added. ``store``: listens already."""
         assert store.listener is not None
-        self.rank, self.workers, self.store, self._addresses = rank, workers, store, addresses
+        self.rank, self.everybody, self.store, self._addresses = rank, everybody, store, addresses
         self._refusals = addresses.refusals
         # In microseconds: a process that is started again has a higher number.
         self.process = time.time_ns() // 1000
         own = first_record(rank, self.process, store.listener.address)
-        self._liveness = Liveness(own, workers, time.monotonic())
+        self._liveness = Liveness(own, everybody.value.first, time.monotonic())
         self.loop = store.listener.loop
         self.messenger = Messenger(
             store.listener, store.identity, self._on_message, self._on_refused, about=store.prefix.encode()[-256:]
@@ -74,6 +76,8 @@ class Heartbeats:
         self.on_change: Callable[[Liveness, set[int]], None] = lambda liveness, ranks: None
         """Called when there is news about some workers."""
         self.on_tick: Callable[[float], None] = lambda now: None
+        self._follow_roster(everybody.value, self._liveness)
+        everybody.on_change.append(lambda before, after: self._do(partial(self._follow_roster, after)))
 
     # From any thread but that of the loop
 
@@ -85,7 +89,7 @@ class Heartbeats:
             self._started = True
             self.loop.call_soon(self._tick)
         now = time.monotonic()
-        if now - self._board_read_at > BOARD_INTERVAL_S * max(1.0, self.workers / BOARD_WORKERS):
+        if now - self._board_read_at > BOARD_INTERVAL_S * max(1.0, len(self.everybody) / BOARD_WORKERS):
             self._board_read_at = now
             self._read_board()
             if not self._published or self._liveness.own.stage > Stage.TRAINING:
@@ -105,6 +109,10 @@ class Heartbeats:
         """Tell the others that this worker leaves in order: they shall not take it for dead."""
         self._publish(Stage.LEFT)
 
+    def publish_retired(self) -> None:
+        """Tell the others that this worker leaves for good."""
+        self._publish(Stage.RETIRED)
+
     def _publish(self, stage: Stage) -> None:
         self._do(lambda liveness: liveness.advance(stage))
         # For those that come later, and those that no message reaches in time.
@@ -116,9 +124,9 @@ class Heartbeats:
         return self._stage(rank) >= Stage.DONE
 
     def left(self, rank: int) -> bool:
-        if self._stage(rank) != Stage.LEFT:
+        if self._stage(rank) < Stage.LEFT:
             self._read_board()
-        return self._stage(rank) == Stage.LEFT
+        return self._stage(rank) >= Stage.LEFT
 
     def dead(self, rank: int) -> bool:
         """Return whether that worker is dead."""
@@ -141,7 +149,7 @@ class Heartbeats:
     @property
     def progress(self) -> dict[int, Progress]:
         """How far each other worker is, as it said last."""
-        records = (peer.record for peer in self._liveness.peers.values())
+        records = [peer.record for peer in list(self._liveness.peers.values())]
         return {record.rank: Progress(record.steps, record.busy_s) for record in records if record is not None}
 
     def _stage(self, rank: int) -> Stage:
@@ -152,7 +160,7 @@ class Heartbeats:
         return max(record.stage, published) if process >= record.process else record.stage
 
     def _read_board(self) -> None:
-        others = [rank for rank in range(self.workers) if rank != self.rank]
+        others = [rank for rank in self.everybody if rank != self.rank]
         addresses = self._addresses.read(others, [f"done/{rank}" for rank in others])
         for rank, (address, published) in zip(others, addresses, strict=True):
             key = f"done/{rank}"
@@ -182,6 +190,14 @@ class Heartbeats:
         action(self._liveness)
         self._carry_out()
 
+    def _follow_roster(self, roster: Roster, liveness: Liveness) -> None:
+        now = time.monotonic()
+        for rank in roster.ranks:
+            liveness.add(rank, now)
+        for rank in roster.left - {self.rank}:
+            liveness.remove(rank)
+        self.lost -= roster.left
+
     def _tick(self) -> None:
         self.loop.call_later(self._liveness.timing.tick_s, self._tick)
         now = time.monotonic()
@@ -193,7 +209,7 @@ class Heartbeats:
         if self.on_other is not None and data[:1] > bytes([max(Kind)]):
             self.on_other(sender, data)
             return
-        message = from_bytes(data, self.workers)
+        message = from_bytes(data, MAX_RANKS)
         if message is None:
             self._refusals.refuse(f"a message of worker {sender}", f"refused a message of worker {sender}")
             return
@@ -222,6 +238,10 @@ class Heartbeats:
         for action in actions:
             if isinstance(action, Send):
                 self._send(action)
+            elif action.change == Change.CAME:
+                self.everybody.learn_came([action.rank])
+            elif action.change == Change.RETIRED:
+                self.everybody.learn_left(action.rank)
             else:
                 lost = {action.rank}
                 self.lost = self.lost | lost if action.change == Change.DIED else self.lost - lost
@@ -247,7 +267,7 @@ class Heartbeats:
 
 def _read_stage(value: bytes | None) -> tuple[Stage, int] | None:
     """Return the stage that a worker has published, and its process."""
-    match = re.fullmatch(rb"([012]) ([0-9]{1,19})", value or b"")
+    match = re.fullmatch(rb"([0123]) ([0-9]{1,19})", value or b"")
     return None if match is None else (Stage(int(match[1])), int(match[2]))
 
 

@@ -22,11 +22,10 @@ import itertools
 import random
 from collections import deque
 from collections.abc import Iterable, Sequence
-from enum import StrEnum
-from typing import NamedTuple
 
+from gossamer.process.liveness.actions import Change, Notice, Send
 from gossamer.process.liveness.peer import NEVER, Peer, Timing
-from gossamer.process.liveness.records import NUM_MEMBERSHIPS, Kind, Message, Record, Stage
+from gossamer.process.liveness.records import Kind, Message, Record, Stage, first_record
 from gossamer.process.net.connection import Address
 
 MAX_PINGS = 4
@@ -43,30 +42,14 @@ ALIVE_COUNTS = 5
 way when it died."""
 
 
-class Send(NamedTuple):
-    """Send a message. It may be lost or late."""
-
-    rank: int
-    message: Message
-
-
-class Change(StrEnum):
-    DIED = "died"
-    RETURNED = "returned"
-    """It is alive again, or another process is in its place."""
-
-
-class Notice(NamedTuple):
-    change: Change
-    rank: int
-
-
 class Liveness:
     """What one worker knows of all."""
 
     def __init__(self, own: Record, workers: int, now: float, seed: int = 0, timing: Timing | None = None) -> None:
         self.own, self.workers, self.timing = own, workers, timing or Timing()
         self.peers = {rank: Peer(now) for rank in range(workers) if rank != own.rank}
+        self.retired: set[int] = set()
+        """Workers that have left for good: what is said about them is ignored."""
         self.all_seen = False
         """Every worker has been heard of: one that was not is dead, not starting."""
         self.actions: list[Send | Notice] = []
@@ -99,7 +82,7 @@ class Liveness:
         if stage > self.own.stage:
             self._change(stage=stage)
             # All of them, unless they are many: after this one has left, nobody asks it again.
-            self._gossip(self.peers if stage == Stage.LEFT and self._passes_all else self.neighbours())
+            self._gossip(self.peers if stage >= Stage.LEFT and self._passes_all else self.neighbours())
 
     def request(self, membership: int, number: int) -> None:
         """A view of a membership is requested: tell the others at once."""
@@ -126,13 +109,40 @@ class Liveness:
     def _change(self, **fields: object) -> None:
         self.own = self.own._replace(changes=self.own.changes + 1, **fields)  # type: ignore[arg-type]
 
+    # Who belongs to the run
+
+    def add(self, rank: int, now: float) -> None:
+        """A worker has come that was not there at the start."""
+        if rank != self.own.rank and rank not in self.retired and rank not in self.peers:
+            self.peers[rank] = Peer(now)
+            self._turn.append(rank)
+            self._passes_all = len(self.peers) <= MAX_RECORDS
+
+    def remove(self, rank: int) -> None:
+        """A worker has left for good."""
+        self.retired.add(rank)
+        if self.peers.pop(rank, None) is not None:
+            self._turn.remove(rank)
+            for ranks in (self._lost, self._suspects, self._watching):
+                ranks.discard(rank)
+            self._news.pop(rank, None)
+            self._neighbours, self._passes_all = None, len(self.peers) <= MAX_RECORDS
+            self.changed.add(rank)
+
+    def _know(self, rank: int, now: float) -> bool:
+        """Return whether what is said about this worker counts. It may be a new one."""
+        if rank not in self.peers and rank not in self.retired and rank != self.own.rank:
+            self.add(rank, now)
+            self.actions.append(Notice(Change.CAME, rank))
+        return rank not in self.retired
+
     # What is known
 
     def dead(self, rank: int) -> bool:
-        return rank != self.own.rank and self.peers[rank].dead
+        return rank in self.peers and self.peers[rank].dead
 
     def record(self, rank: int) -> Record | None:
-        return self.own if rank == self.own.rank else self.peers[rank].record
+        return self.own if rank == self.own.rank else self.peers[rank].record if rank in self.peers else None
 
     def neighbours(self) -> list[int]:
         """Return the workers that this one tells what it knows: few, in a ring of those that are there, and across it.
@@ -151,21 +161,23 @@ class Liveness:
 
     def _gone(self, rank: int) -> bool:
         peer = self.peers[rank]
-        return peer.dead or (peer.record is not None and peer.record.stage == Stage.LEFT)
+        return peer.dead or (peer.record is not None and peer.record.stage >= Stage.LEFT)
 
     # Messages
 
     def found(self, rank: int, process: int, address: Address, now: float) -> None:
         """A process of ``rank`` has published where it listens: it has been there, whether it is heard of or not."""
+        if not self._know(rank, now):
+            return
         peer = self.peers[rank]
         self._learn(first_record(rank, process, address), -1, now)
         if peer.dead or (peer.record is not None and peer.record.heartbeats == 0):
             self._send(rank, Kind.PING)
 
     def receive(self, sender: int, message: Message, now: float) -> None:
-        peer = self.peers.get(sender)
-        if peer is None or message.records[0].rank != sender:
+        if sender == self.own.rank or message.records[0].rank != sender or not self._know(sender, now):
             return
+        peer = self.peers[sender]
         process = message.records[0].process
         if peer.record is not None and process < peer.record.process:
             # Another process of this rank had a higher number: the sender has to take one that is higher still.
@@ -186,8 +198,8 @@ class Liveness:
 
     def refused(self, rank: int, address: Address, now: float) -> None:
         """Nothing listens at this address of ``rank``."""
-        peer = self.peers[rank]
-        if peer.record is not None and peer.record.address == address:
+        peer = self.peers.get(rank)
+        if peer is not None and peer.record is not None and peer.record.address == address:
             peer.refused_at = now
             self._judge(rank, now)
 
@@ -198,6 +210,8 @@ class Liveness:
                 # Of an earlier process of this rank, on a machine whose clock is ahead.
                 self._change(process=record.process + 1)
                 return True
+            return False
+        if not self._know(record.rank, now):
             return False
         peer = self.peers[record.rank]
         before = peer.record
@@ -225,6 +239,8 @@ class Liveness:
         raised = self._raise_requests(record.requests)
         if before is None or (record.stage, record.views) != (before.stage, before.views):
             self.changed.add(record.rank)
+        if record.stage == Stage.RETIRED and (before is None or before.stage != Stage.RETIRED):
+            self.actions.append(Notice(Change.RETIRED, record.rank))
         news = before is None or returned or record.stage != before.stage
         if news:
             self._neighbours = None
@@ -307,17 +323,7 @@ class Liveness:
             self._clear(rank)
 
     def _is_dead(self, peer: Peer, now: float) -> bool:
-        timing, moved_at = self.timing, max(peer.moved_at, peer.watched_from)
-        silent_s = now - moved_at
-        if peer.record is None and not self.all_seen:
-            return silent_s > timing.first_s
-        if NEVER < peer.suspected_at < peer.refused_at:
-            return True
-        if silent_s < timing.suspect_s:
-            return False
-        if peer.refused_at > peer.moved_at or silent_s > timing.hung_s:
-            return True
-        return now - max(moved_at, peer.answered_at, peer.suspected_at) > timing.dead_s
+        return peer.is_dead(self.timing, now, self.all_seen)
 
     # Sending
 
@@ -357,8 +363,3 @@ class Liveness:
         for at in range(0, max(len(known), 1), MAX_RECORDS):
             message = Message(kind, (self.own, *known[at : at + MAX_RECORDS]), found_dead)
             self.actions.append(Send(rank, message))
-
-
-def first_record(rank: int, process: int, address: Address) -> Record:
-    """Return what a process says about itself when it starts."""
-    return Record(rank, process, 0, 0, Stage.TRAINING, 0, 0.0, (0,) * NUM_MEMBERSHIPS, (0,) * NUM_MEMBERSHIPS, address)

@@ -46,3 +46,17 @@ class Peer:
         """When somebody else had found it dead."""
         self.last_heartbeats = 0
         """Its counter when it died."""
+
+    def is_dead(self, timing: Timing, now: float, all_seen: bool) -> bool:
+        """Return whether it counts as dead. ``all_seen``: it has been heard of, or should have been."""
+        moved_at = max(self.moved_at, self.watched_from)
+        silent_s = now - moved_at
+        if self.record is None and not all_seen:
+            return silent_s > timing.first_s
+        if NEVER < self.suspected_at < self.refused_at:
+            return True
+        if silent_s < timing.suspect_s:
+            return False
+        if self.refused_at > self.moved_at or silent_s > timing.hung_s:
+            return True
+        return now - max(moved_at, self.answered_at, self.suspected_at) > timing.dead_s

@@ -23,6 +23,8 @@ class Stage(IntEnum):
     """It trains no more."""
     LEFT = 2
     """It has the final average and closes."""
+    RETIRED = 3
+    """It has left the run for good, and others share its place."""
 
 
 class Record(NamedTuple):
@@ -112,3 +114,8 @@ def _checked(fields: tuple[int | float, ...], host: bytes, workers: int) -> Reco
         raise ValueError("no record of a worker")
     address = host.decode(), port
     return Record(rank, process, heartbeats, changes, Stage(stage), steps, busy_s, requests, views, address)
+
+
+def first_record(rank: int, process: int, address: Address) -> Record:
+    """Return what a process says about itself when it starts."""
+    return Record(rank, process, 0, 0, Stage.TRAINING, 0, 0.0, (0,) * NUM_MEMBERSHIPS, (0,) * NUM_MEMBERSHIPS, address)

@@ -11,6 +11,9 @@ the claim: purpose, rank, incarnation and the first words (``hello``) of who ask
 greeting proves nothing; labels differ, so a proof sent back to its maker proves nothing either. Who asks proves first,
 so a stranger gets no proof to try secrets on. Before its proof is checked, nothing of a claim is read but its length.
 
+A process that is not in a run yet, and does not know its name, proves with the secret alone (``ANY_RUN``). It gets an
+introduction to the run and nothing else.
+
 The two sides are generators: they yield the number of bytes that they need next and are sent exactly so many.
 """
 
@@ -20,6 +23,7 @@ import hmac
 import os
 import struct
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from enum import IntEnum, StrEnum
 from typing import NamedTuple
 
@@ -31,6 +35,12 @@ PROOF_BYTES = 32
 OPENING_BYTES = len(MAGIC) + NONCE_BYTES
 MAX_HELLO_BYTES = 4096
 MAX_PURPOSE_BYTES = 64
+
+ANY_RUN = ""
+"""In place of the name of a run: of a process that wants to come to it."""
+
+INTRODUCTION = "introduction"
+"""The one purpose that is served without the name of the run."""
 
 _HEAD = struct.Struct(f"<H{PROOF_BYTES}s")
 _CLAIM = struct.Struct(f"<i{INCARNATION_BYTES}sB")
@@ -113,7 +123,10 @@ def answer(identity: Identity, send: Callable[[bytes], None], knows: Callable[[s
         raise Refused(Reason.NOT_OURS)
     claim = yield length
     own_rank = _NO_RANK if identity.rank is None else identity.rank
+    is_guest = False
     if not hmac.compare_digest(proof, identity.prove(_ASKS, theirs, ours, claim)):
+        identity, is_guest = replace(identity, run=ANY_RUN), True
+    if is_guest and not hmac.compare_digest(proof, identity.prove(_ASKS, theirs, ours, claim)):
         # Without a proof of ours: whoever asks has not earned one.
         send(_REPLY.pack(Status.WRONG_PROOF, _NO_RANK, bytes(INCARNATION_BYTES)) + bytes(PROOF_BYTES))
         raise Refused(Reason.WRONG_PROOF)
@@ -121,6 +134,7 @@ def answer(identity: Identity, send: Callable[[bytes], None], knows: Callable[[s
     name, hello = claim[_CLAIM.size :][:name_bytes], claim[_CLAIM.size + name_bytes :]
     purpose = name.decode("ascii", errors="replace")
     known = len(name) == name_bytes and rank >= _NO_RANK and len(hello) <= MAX_HELLO_BYTES and knows(purpose)
+    known = known and (purpose == INTRODUCTION or not is_guest)
     status = Status.WELCOME if known else Status.UNKNOWN_PURPOSE
     reply = _REPLY.pack(status, own_rank, identity.incarnation)
     send(reply + identity.prove(_ANSWERS, theirs, ours, claim, reply))

@@ -56,8 +56,8 @@ class PairwiseExchanges:
         self._links = links
         self.state, self.worker, self.staging = state, state.worker, state.staging
         self.metrics, self.heartbeats, self.lifecycle = state.metrics, heartbeats, state.lifecycle
-        self.peers = PeerConnections(self.worker.rank, neighbours, listener, self._on_message, self._counts_as_lost)
-        rng = stream(self.worker.seed, "pairing", self.worker.rank)
+        self.peers = PeerConnections(self.worker.run_rank, neighbours, listener, self._on_message, self._counts_as_lost)
+        rng = stream(self.worker.seed, "pairing", self.worker.run_rank)
         self.pairing = Pairing(self.peers, rng, state.lifecycle, lambda: state.metrics.steps > 0, self._give_state)
         self.offer_rng = self.worker.rng
         """Draws the times of offers."""
@@ -90,6 +90,7 @@ class PairwiseExchanges:
                 f"{self._agreement.edge.peer} was over: expected one Swap after each Pair, and its Wait"
             )
         self.delivery.asked(effect.rate)
+        self.peers.drop_former()
         while True:
             agreement = self.pairing.agree(self._offer_due_in_s)
             if agreement is None:
@@ -202,7 +203,7 @@ class PairwiseExchanges:
                 words = edge.exchange(torch.zeros(1), torch.zeros(1), self.max_duration_s, layout)
                 if tuple(words[:3]) != layout:
                     edge.drop()
-                    raise mismatch(self.worker.rank, _described(layout), edge.peer, _described(words))
+                    raise mismatch(self.worker.run_rank, _described(layout), edge.peer, _described(words))
             elif edge.layout != layout:
                 raise MethodError(
                     f"background of method {self.state.method.name} yielded {_described(layout)} after "
@@ -214,7 +215,7 @@ class PairwiseExchanges:
             self._started, self._exchanging = float("inf"), None
         sent_bytes = sent.nbytes + SCALAR_BYTES * len(scalars)
         self.metrics.bytes_sent += sent_bytes
-        members, name = (self.worker.rank, edge.peer), f"{edge.name}/{edge.num_exchanges}"
+        members, name = (self.worker.run_rank, edge.peer), f"{edge.name}/{edge.num_exchanges}"
         self.worker.recorder.exchanged(members, started, time.monotonic(), sent_bytes, name)
         return tuple(words[: len(scalars)])
 

@@ -143,7 +143,7 @@ class Pairing:
                 needs_state = self._offered_needs_state if crossing else self.needs_state
                 free = self._available and self._agreed is None and (self._offered is None or crossing)
                 # A crossing offer may be received only after the exchange that our own offer led to.
-                free &= num_exchanges == edge.num_exchanges
+                free &= num_exchanges == edge.num_exchanges and edge.peer in self.peers.neighbours
                 if free and not (peer_needs_state and needs_state):
                     # Accept a crossing offer too: the peer may already have declined ours.
                     self._offered = None

@@ -11,7 +11,7 @@ import random
 import threading
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from gossamer.process.net.connection import Address, Connection
@@ -29,6 +29,9 @@ FIRST_REQUEST_S = 0.1
 
 MIN_PAUSE_S, MAX_PAUSE_S = 0.02, 1.0
 CLOSE_TIMEOUT_S = 2.0
+FORMER_S = 1.0
+"""How long the edge to a former neighbour stays: what was sent over it last is read meanwhile."""
+
 NAME_BYTES = 32
 
 
@@ -72,11 +75,42 @@ class PeerConnections:
         self.num_lost = 0
         """Edges that broke, without those that were closed at the end."""
         self._events = EdgeEvents(on_message, self._on_committed, self._lost, self._commit, self._settle)
-        if neighbours:
-            listener.register(EDGE, self._accept)
-            listener.register(REQUEST, self._requested)
+        self._former_since: dict[int, float] = {}
+        """Since when these workers are no neighbours any more, though there is an edge to them."""
+        self._register()
+
+    def _register(self) -> None:
+        if self.neighbours:
+            self._listener.register(EDGE, self._accept)
+            self._listener.register(REQUEST, self._requested)
 
     # From any thread
+
+    def set_neighbours(self, addresses: Mapping[int, Address | None]) -> None:
+        """From now on these are the neighbours; where they listen, if that is known."""
+
+        def change() -> None:
+            now = time.monotonic()
+            self._former_since |= {rank: now for rank in self.neighbours if rank not in addresses}
+            for rank in addresses:
+                self._former_since.pop(rank, None)
+                self._peers.setdefault(rank, _Peer(rank))
+            self.neighbours = tuple(addresses)
+            self._register()
+            for rank, address in addresses.items():
+                if address is not None and self.edge(rank) is None:
+                    self._moved(self._peers[rank], address)
+
+        self._loop.call_soon(change)
+
+    def drop_former(self) -> None:
+        """Close the edges to former neighbours. Only while this worker is in no exchange, nor about to be."""
+        now = time.monotonic()
+        for rank in [rank for rank, since in list(self._former_since.items()) if now - since > FORMER_S]:
+            self._former_since.pop(rank, None)
+            edge = self.edge(rank)
+            if edge is not None and rank not in self.neighbours:
+                edge.drop()
 
     def set_address(self, peer: int, address: Address) -> None:
         """Note where a neighbour listens."""
@@ -85,7 +119,8 @@ class PeerConnections:
 
     def edge(self, peer: int) -> Edge | None:
         """Return the edge to ``peer`` if it is open."""
-        edge = self._peers[peer].edge
+        known = self._peers.get(peer)
+        edge = None if known is None else known.edge
         return edge if edge is not None and edge.open else None
 
     def connected(self) -> list[int]:
@@ -119,6 +154,8 @@ class PeerConnections:
 
     def _seek(self, peer: _Peer, pause_s: float) -> None:
         """Connect to a peer, or ask it to connect, after a pause."""
+        if peer.rank not in self.neighbours:
+            return
         if not peer.waiting and peer.dialing is None and not self._closed:
             peer.waiting = True
             self._loop.call_later(pause_s * random.uniform(0.5, 1.0), lambda: self._dial(peer))
@@ -126,6 +163,8 @@ class PeerConnections:
     def _dial(self, peer: _Peer) -> None:
         peer.waiting = False
         if self._closed or peer.address is None or self.edge(peer.rank) is not None:
+            return
+        if peer.rank not in self.neighbours:
             return
         connects, name, address = peer.rank < self.rank, uuid.uuid4().hex, peer.address
         last = peer.edge.name if peer.edge is not None else ""
@@ -166,7 +205,7 @@ class PeerConnections:
     def _accept(self, connection: Connection, hello: bytes) -> None:
         """A neighbour of higher rank has connected."""
         rank, name = connection.peer_rank, hello.decode("ascii", errors="replace")
-        if self._closed or rank not in self._peers or rank <= self.rank or len(name) != NAME_BYTES:
+        if self._closed or rank not in self.neighbours or rank <= self.rank or len(name) != NAME_BYTES:
             connection.close()
             return
         self._add(self._peers[rank], connection, name)
@@ -177,7 +216,7 @@ class PeerConnections:
         connection.close()
         lost, _, listens = hello.decode("ascii", errors="replace").partition(" ")
         address = read_address(listens.encode())
-        if self._closed or rank not in self._peers or rank >= self.rank or address is None:
+        if self._closed or rank not in self.neighbours or rank >= self.rank or address is None:
             return
         peer = self._peers[rank]
         if peer.edge is not None and (peer.edge.name == lost or peer.incarnation != incarnation):
@@ -199,17 +238,22 @@ class PeerConnections:
                 peer.incarnation, peer.num_committed, peer.said = connection.peer_incarnation, 0, None
                 self._changed.notify_all()
             committed = peer.num_committed
-        peer.pause_s = MIN_PAUSE_S
         decides = self.rank < peer.rank
         peer.edge = Edge(peer.rank, decides, connection, self._loop, self._events, name, committed)
 
     # Edges, in any thread
 
     def _lost(self, edge: Edge) -> None:
-        if not self._closed:
-            self.num_lost += int(self._counts_as_lost())
-            peer = self._peers[edge.peer]
+        if self._closed:
+            return
+        peer = self._peers[edge.peer]
+        heard = peer.said is not None and peer.said[0] is edge
+        if peer.rank in self.neighbours:
+            # Closed without a word: the other end does not know yet that the two are neighbours.
+            self.num_lost += int(heard and self._counts_as_lost())
             pause_s = 0.0 if peer.rank < self.rank else FIRST_REQUEST_S
+            if not heard:
+                peer.pause_s = pause_s = min(2 * peer.pause_s, MAX_PAUSE_S)
             self._loop.call_soon(lambda: self._seek(peer, pause_s))
 
     def _commit(self, edge: Edge) -> None:
@@ -219,6 +263,7 @@ class PeerConnections:
     def _on_committed(self, edge: Edge, count: int) -> None:
         with self._changed:
             self._peers[edge.peer].said = edge, count
+            self._peers[edge.peer].pause_s = MIN_PAUSE_S
             self._changed.notify_all()
 
     def _settle(self, edge: Edge, until: float) -> bool:

@@ -42,7 +42,7 @@ class ReplicaExchanges(PairwiseExchanges):
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
         # The method's generator must draw the same on all ranks, and only the first one makes offers.
-        self.offer_rng = stream(self.worker.seed, "offers", self.worker.rank)
+        self.offer_rng = stream(self.worker.seed, "offers", self.worker.run_rank)
         self._gives: dict[int, threading.Thread] = {}
         """The newest transfer of our state to each peer."""
         self._given_over: dict[int, Edge] = {}

@@ -6,6 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
+from gossamer.process.roster.roster import Roster
 from gossamer.process.runtime.worker_state import WorkerState
 
 Exported = tuple[dict[str, Tensor], dict[str, Any]]
@@ -42,8 +43,8 @@ class ReplicaState(WorkerState):
         self._taken = tensors, rest
         self.taken_from, self.taken_at = rest.get("rank"), rest["step"]
 
-    def on_membership_change(self) -> None:
+    def on_membership_change(self, roster: Roster | None = None) -> None:
         if self._frozen is None:
-            super().on_membership_change()
+            super().on_membership_change(roster)
         else:
             self._members_changed = True

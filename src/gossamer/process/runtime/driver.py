@@ -120,7 +120,7 @@ class Driver:
         self.lock.release()
         ended = time.monotonic()
         if not self._void:
-            self.recorder.stepped(self.worker.rank, self.last_step_at, self._gradient_at, ended)
+            self.recorder.stepped(self.worker.run_rank, self.last_step_at, self._gradient_at, ended)
         self.last_step_at = ended
         self.state.in_step = False
         if self.effects.early is not None:
@@ -181,7 +181,7 @@ class Driver:
                 self.lock.acquire()
                 self.metrics.idle_s += time.monotonic() - began
                 if not isinstance(effect, Start):
-                    self.recorder.waited(self.worker.rank, began, time.monotonic())
+                    self.recorder.waited(self.worker.run_rank, began, time.monotonic())
 
     def _begin_again(self) -> None:
         """Begin the method's step once more, with the same gradient: nothing has changed since it began."""
@@ -312,7 +312,7 @@ class MergeRecorder:
         began, since_step = time.monotonic(), self._since_step
         yield
         if since_step is not None and answer is not None:
-            self.worker.recorder.merged(self.worker.rank, began, time.monotonic(), self.worker.step - since_step)
+            self.worker.recorder.merged(self.worker.run_rank, began, time.monotonic(), self.worker.step - since_step)
 
 
 def _update() -> MethodGenerator:

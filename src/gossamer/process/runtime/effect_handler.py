@@ -82,7 +82,8 @@ class EffectHandler:
                 raise MethodError(f"method {self.state.method.name} waits for {ticket!r}, which is not in flight")
             effect = ticket.effect
             if not isinstance(effect, Swap):
-                of.waits.begin(channel, _call(effect), of.members_of(getattr(effect, "group", None)))
+                call = self._call(effect)
+                of.waits.begin(channel, call, of.members_of(call.group))
             try:
                 ticket.answer = self.state.in_flight.pop(ticket).result()
                 ticket.done = True
@@ -121,7 +122,7 @@ class EffectHandler:
     # Collectives
 
     def _mean(self, effect: Mean, channel: str, of: Membership, started_in: int | None) -> Any:
-        call = _call(effect)
+        call = self._call(effect)
         early = self.early if self.early is not None and of is self.groups.train else None
         if early is not None and early.averages(effect):
             mean, size = early.mean()
@@ -164,24 +165,25 @@ class EffectHandler:
         return self.staging.host_buffer(name, vector, len(vector) + extra)
 
     def _gather(self, effect: Gather, channel: str, of: Membership, started_in: int | None) -> list[tuple[Tensor, ...]]:
-        call = _call(effect)
+        call = self._call(effect)
         with self.staging.sending(channel, *effect.tensors) as tensors:
             gathered = self.groups.gather(of, channel, tensors, call, started_in)
         size = len(gathered)
         self._count(of, channel, call, size, size - 1, *tensors)
         finite = [all(is_finite(tensor) for tensor in each if tensor.is_floating_point()) for each in gathered]
         if not all(finite) and size > 1:
-            own = of.members_of(effect.group).index(self.worker.rank)
+            own = of.members_of(call.group).index(self.worker.run_rank)
             self._refuse(own=not finite[own], of=of, others_finite=any(finite))
             gathered = [each for each, good in zip(gathered, finite, strict=True) if good or not any(finite)]
         return [tuple(self.staging.to_device(tensor) for tensor in each) for each in gathered]
 
     def _shift(self, effect: Shift, channel: str, of: Membership, started_in: int | None) -> Shifted:
-        call = _call(effect)
+        call = self._call(effect)
         sent = self.staging.to_host(effect.vector, f"{channel} shifted")
         out = self._host_buffer(f"{channel} {effect.topic} shift", sent, extra=0)
+        to, source = map(self.worker.placement.rank_at, (effect.to, effect.source))
         received, scalars, delivered = self.groups.shift(
-            of, channel, sent, effect.to, effect.source, call, scalars=effect.scalars, out=out, started_in=started_in
+            of, channel, sent, to, source, call, scalars=effect.scalars, out=out, started_in=started_in
         )
         if effect.to != self.worker.rank and (delivered or received is not None):
             num_scalars = len(effect.scalars) if delivered else 0
@@ -190,8 +192,7 @@ class EffectHandler:
             self._refuse(own=True, of=of, others_finite=True)
         if received is not None and not is_finite(received):
             self.metrics.refused += 1
-            text = f"refused a message of worker {effect.source}: not finite"
-            self.state.events.add(EventKind.REFUSED, text, effect.source)
+            self.state.events.add(EventKind.REFUSED, f"refused a message of worker {source}: not finite", source)
             received, scalars = None, ()
         return Shifted(None if received is None else self.staging.to_device(received), scalars, delivered)
 
@@ -226,6 +227,14 @@ class EffectHandler:
         name = f"{of.generation}/{call.topic}/{call.round}/{members[0]}"
         self.worker.recorder.exchanged(members, started, time.monotonic(), sent_bytes, name)
 
+    def _call(self, effect: Mean | Gather | Shift) -> Call:
+        """Return the name that all members of a collective give it."""
+        tensors = effect.tensors if isinstance(effect, Gather) else (effect.vector,)
+        layout = ", ".join(f"{tensor.numel()} {str(tensor.dtype).removeprefix('torch.')}" for tensor in tensors)
+        group = None if isinstance(effect, Shift) else effect.group
+        ranks = None if group is None else self.worker.placement.to_ranks(group)
+        return Call(type(effect).__name__, effect.topic, effect.round, ranks, layout)
+
     # Closing
 
     def drain(self) -> None:
@@ -237,11 +246,3 @@ class EffectHandler:
             self.early.close(timeout_s)
         for async_channel in self._async_channels.values():
             async_channel.close(timeout_s)
-
-
-def _call(effect: Mean | Gather | Shift) -> Call:
-    """Return the name that all members of a collective give it."""
-    tensors = effect.tensors if isinstance(effect, Gather) else (effect.vector,)
-    layout = ", ".join(f"{tensor.numel()} {str(tensor.dtype).removeprefix('torch.')}" for tensor in tensors)
-    group = None if isinstance(effect, Shift) else effect.group
-    return Call(type(effect).__name__, effect.topic, effect.round, group, layout)

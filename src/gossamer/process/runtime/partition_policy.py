@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 
 from gossamer.errors import InputError
 from gossamer.process.events import EventKind, Events
@@ -23,7 +24,7 @@ def check_policy(partition: str) -> None:
 
 class PartitionPolicy:
     def __init__(
-        self, partition: str, everybody: range, heartbeats: Heartbeats, events: Events, lifecycle: Lifecycle
+        self, partition: str, everybody: Collection[int], heartbeats: Heartbeats, events: Events, lifecycle: Lifecycle
     ) -> None:
         self.partition, self.everybody = partition, everybody
         self._heartbeats, self._events, self._lifecycle = heartbeats, events, lifecycle
@@ -33,8 +34,9 @@ class PartitionPolicy:
         if self.partition == CONTINUE:
             return True
         reached = set(self.everybody) - self._heartbeats.lost
-        # Of two equal halves the one with worker 0 goes on.
-        return 2 * len(reached) > len(self.everybody) or (2 * len(reached) == len(self.everybody) and 0 in reached)
+        # Of two equal halves the one with the lowest rank goes on: worker 0, unless it has left for good.
+        half = 2 * len(reached) == len(self.everybody) and min(self.everybody) in reached
+        return 2 * len(reached) > len(self.everybody) or half
 
     def wait(self) -> float:
         """Wait until this worker may train; return for how many seconds it waited."""

@@ -10,20 +10,23 @@ from torch import Tensor
 
 from gossamer import memory
 from gossamer.effects import Ticket
+from gossamer.process.roster.placement import Placement
 from gossamer.process.runtime.flat_model import FlatModel
 from gossamer.recording import Recorder
 from gossamer.seeds import stream
-from gossamer.topology import Topology
 from gossamer.worker import Worker
 
 
 class ProcessWorker:
     """The worker of this process (a ``gossamer.worker.Worker``)."""
 
-    def __init__(self, rank: int, topology: Topology, seed: int, flat_model: FlatModel, recorder: Recorder) -> None:
-        self.rank, self.topology, self.seed = rank, topology, seed
-        self.num_workers = topology.workers
-        self.rng = stream(seed, "method", rank)
+    def __init__(
+        self, run_rank: int, placement: Placement, seed: int, flat_model: FlatModel, recorder: Recorder
+    ) -> None:
+        """``run_rank``: the rank of this worker in the run, which never changes."""
+        self.run_rank, self.seed = run_rank, seed
+        self.place(placement)
+        self.rng = stream(seed, "method", run_rank)
         self.flat_model, self.recorder = flat_model, recorder
         self.step = 0
         self.scalars: dict[str, float] = {}
@@ -37,6 +40,11 @@ class ProcessWorker:
         """This worker is a rank of a replica: to its method, time is the number of gradients."""
         self.num_pending = 0
         """1 from when a gradient is there until its step counts."""
+
+    def place(self, placement: Placement) -> None:
+        """Take a place among the workers: methods see positions, and the topology of so many workers."""
+        self.placement, self.topology = placement, placement.topology
+        self.rank, self.num_workers = placement.position(self.run_rank), placement.topology.workers
 
     @property
     def x(self) -> Tensor:
@@ -95,5 +103,5 @@ class ProcessWorker:
             self._snapshot.copy_(self.x)
         else:
             write(self, self._snapshot)
-        self.recorder.snapshot(self.rank, began, time.monotonic())
+        self.recorder.snapshot(self.run_rank, began, time.monotonic())
         return self._snapshot

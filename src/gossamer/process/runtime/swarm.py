@@ -29,6 +29,7 @@ from gossamer.process.averages.series import UserSeries
 from gossamer.process.data.worker_data import WorkerData
 from gossamer.process.events import EventKind, Events
 from gossamer.process.metrics import Metrics
+from gossamer.process.roster.leaving import give_up, leave_for_good
 from gossamer.process.runtime.run_output import RunOutput, checked
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 
@@ -47,6 +48,11 @@ class Swarm:
         self._series = UserSeries(runtime)
         # The threads of a worker that is interrupted, or that never finishes, must not outlive its interpreter.
         atexit.register(self._close_at_exit)
+
+    @property
+    def rank(self) -> int:
+        """The rank of this worker. One that comes later is given its rank when it joins."""
+        return self._runtime.rank
 
     @property
     def events(self) -> Events:
@@ -304,6 +310,24 @@ class Swarm:
             self._output.finish()
         self._close(None, finished=True)
         self._runtime.flat_model.release()
+
+    def leave(self) -> None:
+        """Leave the run for good, between two steps: the others share this worker's place and its data.
+
+        Neighbours and averages get its last steps, if they ask within two seconds; methods that average every few steps
+        lose those since then. Its model stays its own, and ``finish`` does nothing."""
+        if self._runtime.lifecycle.closed:
+            return
+        if self._runtime.state.averaging:
+            raise InputError("leave() inside swarm.averaged(): the others wait for this worker; leave the block first")
+        if self._runtime.state.replica is not None:
+            raise InputError("leave() is for workers of one rank: with mesh end the processes of the replica instead")
+        leave_for_good(self._runtime)
+        self._close(None)
+
+    def give_up(self, rank: int) -> None:
+        """Give up the place of a dead worker, which it keeps otherwise: it can only come as a new worker then."""
+        give_up(self._runtime, rank)
 
     def close(self) -> None:
         """Leave the job at once, without the final average. The other workers continue."""

@@ -31,6 +31,10 @@ from gossamer.process.replica.driver import make_driver
 from gossamer.process.replica.effects import ReplicaEffectHandler
 from gossamer.process.replica.exchanges import ReplicaExchanges
 from gossamer.process.replica.state import ReplicaState
+from gossamer.process.roster.newcomer import announcement
+from gossamer.process.roster.placement import place
+from gossamer.process.roster.roster import KnownRoster
+from gossamer.process.roster.roster_store import RosterStore, check_place
 from gossamer.process.runtime.early_gradient import make_early_gradient
 from gossamer.process.runtime.effect_handler import EffectHandler
 from gossamer.process.runtime.flat_model import FlatModel
@@ -77,27 +81,31 @@ class WorkerRuntime:
         has_output: bool = False,
         replica: ReplicaAgreement | None = None,
         partition: str = CONTINUE,
+        job: str = "",
     ) -> None:
         """Join the other workers; returns when all of them have joined.
 
         ``codec``: how models travel. ``timeout_s``: how long to wait for the others. ``has_output``: this worker
         reports to a run folder or a tracker. ``replica``: this worker is a rank of one. ``partition``: what to do
-        without the others.
+        without the others. ``job``: what the run announces to processes that want to come to it.
         """
         self.method, self.rank = method, rank_info.rank
-        self.everybody = range(topology.workers)
+        self._announcement = announcement(rank_info.prefix, job) if job else ""
+        self.everybody = KnownRoster(rank_info.roster)
         check_declaration(method)
         has_background = method.background is not None
         two_vectors = has_background or method.eval_point is not None
         self.flat_model = FlatModel(model, optimizer, two_vectors)
         # Bounded and cheap, so that one is there even if nobody reads it.
         self.recorder = recorder or Recorder([self.rank])
-        self.worker = ProcessWorker(self.rank, topology, seed, self.flat_model, self.recorder)
+        placement = place(topology, self.everybody.ranks)
+        method.on_topology_change(placement.topology)
+        self.worker = ProcessWorker(self.rank, placement, seed, self.flat_model, self.recorder)
         if transport == "nccl":
             nccl.check(self.flat_model.device)
         staging = Staging(self.flat_model.device, nccl=transport == "nccl")
         state = WorkerState if replica is None else ReplicaState
-        self.state = state(method, self.flat_model, self.worker, staging)
+        self.state = state(method, self.flat_model, self.worker, staging, self.everybody, topology)
         self.state.replica, self.worker.counts_time = replica, replica is not None
         self.lifecycle, self.metrics = self.state.lifecycle, self.state.metrics
         self._joined = False
@@ -115,7 +123,8 @@ class WorkerRuntime:
         self._claim = RankClaim(self.store, listener.address)
         self.refusals = Refusals(refused)
         self.addresses = WorkerAddresses(self.rank, listener.address, self.store, self.refusals)
-        self.heartbeats = Heartbeats(self.rank, topology.workers, self.store, self.addresses)
+        self.heartbeats = Heartbeats(self.rank, self.everybody, self.store, self.addresses)
+        self.roster_store = RosterStore(self.store, self.everybody, self.refusals)
         history = self.state.history
         self.heartbeats.own_progress = lambda: Progress(history.steps, history.busy_s)
         self.peer_watch = PeerWatch(self.everybody, self.heartbeats, self.state.events, method.lockstep)
@@ -125,6 +134,9 @@ class WorkerRuntime:
         try:
             # Before anything is published: a worker that does not fit a run that has begun must not disturb it.
             self._handshake.check_run()
+            self.roster_store.read()
+            check_place(self.rank, self.everybody)
+            self.everybody.on_change.append(self.peer_watch.on_roster_change)
             self._claim.make()
         except BaseException:
             self.state.watch.close()
@@ -136,9 +148,12 @@ class WorkerRuntime:
         builder = GroupBuilder(self.rank, self.store, self._connections)
         agreement = Agreement(self.heartbeats, self.refusals)
         self.groups = Groups(
-            topology.workers, builder, self.heartbeats, agreement, self.state, self.lifecycle, self._owner
+            self.everybody, builder, self.heartbeats, agreement, self.state, self.lifecycle, self._owner
         )
-        neighbours = topology.neighbours(self.rank) if method.pairwise else ()
+        # Some may have come or left since the run began. Collectives follow where their members agree on it.
+        self.state.follow(self.everybody.value)
+        self.state.on_placed = self._find_neighbours
+        neighbours = self.worker.placement.neighbours(self.rank) if method.pairwise else ()
         links = encoded = None
         if codec is not None:
             links = Links(codec, seed, self.rank)
@@ -230,7 +245,8 @@ class WorkerRuntime:
         self.state.needs_state = self.came_back = True
         train, averaged = self.groups.train, self.groups.averaged
         train.cancelled = self._too_late
-        self.state.events.add(EventKind.TOOK_OVER, "came back: taking over from the others")
+        how = "to the run" if self.rank in self.everybody.value.came else "back"
+        self.state.events.add(EventKind.TOOK_OVER, f"came {how}: taking over from the others")
         # The others are connected with an earlier process of this rank.
         averaged.request(averaged.requested + 1)
         if self.method.pairwise and not self.method.lockstep:
@@ -257,6 +273,9 @@ class WorkerRuntime:
 
     def _publish(self) -> None:
         """Publish the address at which we listen, and whether we are done: an earlier process of this rank may be."""
+        if self._announcement:
+            self.store.announce(self._announcement)
+        self.roster_store.publish()
         self.addresses.publish()
         self.peer_watch.publish_failure(None)
         self.heartbeats.publish_done(self.lifecycle.done)
@@ -280,6 +299,16 @@ class WorkerRuntime:
         self.exchanges.poll()
         self.groups.poll()
         self.peer_watch.poll()
+        self.roster_store.poll()
+        if self.method.pairwise and not self.method.lockstep:
+            # Nobody has to agree: an edge is there once both ends know that they are neighbours.
+            self.state.follow(self.everybody.value)
+
+    def _find_neighbours(self) -> None:
+        """Connect with the neighbours of this worker's new place."""
+        if self.method.pairwise:
+            neighbours = self.worker.placement.neighbours(self.rank)
+            self.exchanges.peers.set_neighbours({rank: self.addresses.find(rank) for rank in neighbours})
 
     def others_done(self) -> bool:
         """Return whether every other worker is dead or done with its training."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from math import isfinite
 from typing import Any
@@ -21,19 +22,34 @@ from gossamer.process.events import EventKind, Events
 from gossamer.process.lifecycle import Lifecycle
 from gossamer.process.metrics import Metrics
 from gossamer.process.replica.agreement import Agreement
+from gossamer.process.roster.placement import place
+from gossamer.process.roster.roster import KnownRoster, Roster
 from gossamer.process.runtime.flat_model import FlatModel, plain_name
 from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.staging import Staging
 from gossamer.process.state.lineage import Lineage, ViewId
 from gossamer.process.state.merging import ROOT
 from gossamer.process.watches.weight_watch import WeightWatch
+from gossamer.topology import Topology
 from gossamer.vectors.flat import as_part_of, local_part
 
 
 class WorkerState:
     """One worker's vectors, scalars, counts and communication in flight (a ``TransferableState``)."""
 
-    def __init__(self, method: Method, flat_model: FlatModel, worker: ProcessWorker, staging: Staging) -> None:
+    def __init__(
+        self,
+        method: Method,
+        flat_model: FlatModel,
+        worker: ProcessWorker,
+        staging: Staging,
+        roster: KnownRoster,
+        first_topology: Topology,
+    ) -> None:
+        """``first_topology``: that with which the run began."""
+        self.roster, self._first_topology = roster, first_topology
+        self.on_placed: Callable[[], None] = lambda: None
+        """Called when this worker has got a new place among the workers of the run."""
         self.method, self.flat_model, self.worker, self.staging = method, flat_model, worker, staging
         self.lifecycle, self.metrics = Lifecycle(), Metrics()
         self.lock = threading.RLock()
@@ -62,7 +78,7 @@ class WorkerState:
         self._process_id = os.getpid()
         self.lineage: Lineage | None = None
         """Which steps are in this worker's model, if the workers are in lockstep."""
-        self.events = Events(worker.rank)
+        self.events = Events(worker.run_rank)
         self.watch = WeightWatch(flat_model, self.events)
         self.history = StepHistory()
 
@@ -73,6 +89,11 @@ class WorkerState:
 
     def check_may_step(self) -> None:
         """InputError if a step now would be lost."""
+        if self.worker.run_rank not in self.roster:
+            raise InputError(
+                f"the others have given up rank {self.worker.run_rank} for good, while this worker could not be "
+                'reached: start it again with join(…, at="HOST:PORT"), and it gets a place of its own'
+            )
         if self.forked:
             raise InputError(
                 "this process was forked from a worker after join, and is none itself: train in the process that "
@@ -114,7 +135,7 @@ class WorkerState:
             vectors = self.worker.vectors
             tensors |= {f"vector/{name}": vectors[name] for name in self.method.shared if name in vectors}
             rest: dict[str, Any] = {
-                "rank": self.worker.rank,
+                "rank": self.worker.run_rank,
                 "step": self.worker.step,
                 "scalars": {name: value for name, value in self.worker.scalars.items() if name in self.method.shared},
                 "optimizer": {},
@@ -132,8 +153,8 @@ class WorkerState:
     def import_state(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
         if tensors["x"].shape != self.flat_model.x.shape:
             raise InputError(
-                f"the others' model has {tensors['x'].numel()} trainable parameters and worker {self.worker.rank}'s "
-                f"{self.flat_model.x.numel()}: expected the same model on all workers"
+                f"the others' model has {tensors['x'].numel()} trainable parameters and that of worker "
+                f"{self.worker.run_rank} {self.flat_model.x.numel()}: expected the same model on all workers"
             )
         with self.lock, self.staging.on_training_stream():
             begins_anew = self.nonfinite or self.needs_state
@@ -191,11 +212,24 @@ class WorkerState:
         self.worker.scalars.clear()
         self.worker.tickets.clear()
 
-    def on_membership_change(self) -> None:
+    def on_membership_change(self, roster: Roster | None = None) -> None:
         self.events.add(EventKind.REBUILT, "the group was rebuilt")
         with self.lock:
             self.in_flight.clear()
             self.method.on_membership_change(self.worker)
+            self.follow(self.roster.value if roster is None else roster)
+
+    def follow(self, roster: Roster) -> None:
+        """Take this worker's place among those of the roster: topology, neighbours and constants follow."""
+        if roster.ranks == self.worker.placement.ranks or self.worker.run_rank not in roster.ranks:
+            return
+        placement = place(self._first_topology, roster.ranks)
+        with self.lock:
+            self.worker.place(placement)
+            self.method.on_topology_change(placement.topology)
+        self.on_placed()
+        text = f"the run has {len(roster.ranks)} workers from now on, topology {placement.topology.name}"
+        self.events.add(EventKind.RESIZED, text)
 
     def _buffers(self) -> dict[str, Tensor]:
         return {plain_name(name): buffer for name, buffer in self.flat_model.model.named_buffers()}
@@ -235,7 +269,7 @@ class WorkerState:
         with self.lock:
             return {
                 "method": self.method.name,
-                "rank": self.worker.rank,
+                "rank": self.worker.run_rank,
                 "workers": self.worker.num_workers,
                 "step": self.worker.step,
                 "x": _host_copy(self.flat_model.x),

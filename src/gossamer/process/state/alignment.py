@@ -1,7 +1,7 @@
 """Alignment: the members of a new generation come to the same step and, in lockstep, to the same model.
 
-Members that are behind take over the state of one that is not (``state_transfer``). Those that were trained separately,
-on two sides of a partition, are averaged (``merging``).
+They also agree on who belongs to the run. Members that are behind take over the state of one that is not
+(``state_transfer``). Those that were trained separately, on two sides of a partition, are averaged (``merging``).
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import torch
 from torch import Tensor
 
 from gossamer.process.collectives.peer_group import PeerGroup, Pending
+from gossamer.process.roster.roster import read_roster
 from gossamer.process.state import merging
 from gossamer.process.state.lineage import Head, ViewId
+from gossamer.process.state.merging import gather_texts
 from gossamer.process.state.state_transfer import TransferableState, transfer_state
 
 
@@ -46,7 +48,14 @@ def align(
         wait(group.allgather([gathered], [tensor]))
         return gathered
 
-    steps = [int(each) for each in gather(torch.tensor([step]))]
+    known = state.roster.value
+    rows = gather(torch.tensor([step, known.checksum]))
+    steps = [int(row[0]) for row in rows]
+    if len({int(row[1]) for row in rows}) > 1:
+        # All follow the same one, whatever reaches one of them meanwhile.
+        for text in gather_texts(gather, known.to_text().encode()):
+            known = known.merged(read_roster(text) or known)
+        state.roster.learn(known)
     newest = max(steps)
     own, ranks = group.rank(), range(len(steps))
     # At the start of a run nobody has a state: all take that of the first member.
@@ -58,7 +67,7 @@ def align(
         heads = merging.heads_of(standings)
         sources = list(heads[0].ranks) if heads else [0]
     if view.number > 0:
-        state.on_membership_change()
+        state.on_membership_change(known)
     if len(heads) > 1:
         merging.merge_states(broadcast, state, merging.parts_of(heads, standings), own)
         state.lineage = merging.merged_lineage(heads, view, len(members))

@@ -41,14 +41,18 @@ class Part(NamedTuple):
 
 def exchange_standings(gather: Callable[[Tensor], list[Tensor]], own: Standing) -> list[Standing]:
     """Return what all members say. ``gather(tensor)``: the tensors of all members, which have the same shape."""
-    text = json.dumps(own).encode()
-    lengths = [int(length) for length in gather(torch.tensor([len(text)]))]
+    return [_parse(text) for text in gather_texts(gather, json.dumps(own).encode())]
+
+
+def gather_texts(gather: Callable[[Tensor], list[Tensor]], own: bytes) -> list[bytes]:
+    """Return the texts of all members, which may differ in length."""
+    lengths = [int(length) for length in gather(torch.tensor([len(own)]))]
     if not 0 < max(lengths) <= MAX_TEXT_BYTES:
-        raise RuntimeError(f"what a member says about its model has {max(lengths)} bytes")
+        raise RuntimeError(f"what a member says about itself has {max(lengths)} bytes")
     padded = torch.zeros(max(lengths), dtype=torch.uint8)
-    padded[: len(text)] = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+    padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
     rows = gather(padded)
-    return [_parse(bytes(row[:length].tolist())) for row, length in zip(rows, lengths, strict=True)]
+    return [bytes(row[:length].tolist()) for row, length in zip(rows, lengths, strict=True)]
 
 
 def _parse(text: bytes) -> Standing:

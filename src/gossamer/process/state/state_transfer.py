@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from gossamer.process.roster.roster import KnownRoster, Roster
 from gossamer.process.state.lineage import Lineage
 
 MAX_HEADER_BYTES = 1 << 24
@@ -23,6 +24,8 @@ class TransferableState(Protocol):
     def position(self, channel: str) -> int:
         """Return the step of this worker, as the thread that uses ``channel`` sees it; −1 if it has no state yet."""
 
+    roster: KnownRoster
+    """Who belongs to the run, as far as this worker knows."""
     lineage: Lineage | None
     """Which steps are in the model, if all members are in lockstep."""
 
@@ -42,8 +45,8 @@ class TransferableState(Protocol):
     def import_state(self, tensors: dict[str, Tensor], rest: dict[str, Any]) -> None:
         """Continue from this state."""
 
-    def on_membership_change(self) -> None:
-        """Drop what is in flight: a new generation has begun."""
+    def on_membership_change(self, roster: Roster | None = None) -> None:
+        """Drop what is in flight: a new generation has begun. ``roster``: which all members follow from now on."""
 
 
 def transfer_state(move: Callable[[Tensor], Tensor], state: TransferableState, sends: bool, takes: bool) -> None:

@@ -21,6 +21,7 @@ from gossamer.process.net.identity import Identity
 from gossamer.process.net.listener import Listener
 from gossamer.process.net.loop import Loop
 from gossamer.process.store.home_store import Home, HomeStoreWait, Host, release_home
+from gossamer.process.store.introduction import introduce
 from gossamer.process.store.store_client import StoreClient
 from gossamer.process.store.store_server import StoreServer
 
@@ -28,6 +29,9 @@ CONNECT_TIMEOUT_S = 2.0
 RETRY_S = 0.5
 HOPELESS_CHECK_S = 0.3
 """How often a wait for a key checks whether the key can still appear."""
+
+ANNOUNCEMENT = "announcement"
+"""A key without the prefix of a run."""
 
 T = TypeVar("T")
 
@@ -43,9 +47,11 @@ class FailoverStore:
         timeout_s: float,
         on_wait: Callable[[str], None] = lambda text: None,
         on_refused: Callable[[str], None] = lambda text: None,
+        reached_at: Address | None = None,
     ) -> None:
         """Host the home store, or connect to it. ``on_wait(text)`` is told what a longer wait is for, and
-        ``on_refused(text)`` once for each reason why a stranger was refused.
+        ``on_refused(text)`` once for each reason why a stranger was refused. ``reached_at``: the store to begin with,
+        if it is another one than the home store.
 
         InputError if there is no store within ``timeout_s``.
         """
@@ -62,7 +68,8 @@ class FailoverStore:
         self._attempting = False
         self._closed = False
         self.loop = Loop("gossamer-net")
-        wait = HomeStoreWait(home, identity, timeout_s, on_wait)
+        first = home if reached_at is None else home._replace(host=reached_at[0], port=reached_at[1])
+        wait = HomeStoreWait(first, identity, timeout_s, on_wait)
         hosting = home.hosted_by != Host.LAUNCHER and identity.rank == 0
         self._hosted = None
         try:
@@ -71,7 +78,8 @@ class FailoverStore:
                 self._hosted = wait.until_hosted(on_refused)
             else:
                 wait.until_found()
-            self.home = self._current = wait.address
+            self._current = wait.address
+            self.home = self._current if reached_at is None else (home.host, home.port)
             self._client: StoreClient | None = wait.until_connected(self.loop, self._hosted)
         except BaseException:
             self._client = None
@@ -82,6 +90,7 @@ class FailoverStore:
         """Listen at ``host``, on any port, and serve a spare store there."""
         self.listener = Listener(host, identity=self.identity, on_refused=self._on_refused, loop=self.loop)
         StoreServer(self.listener)
+        introduce(self.listener, lambda: (self.home, self._current))
         return self.listener
 
     @property
@@ -127,6 +136,15 @@ class FailoverStore:
     def add(self, key: str, amount: int) -> int | None:
         """Add to a counter and return its new value; None if it is no number."""
         return self._call(lambda client: client.add(self.prefix + key, amount))
+
+    def announce(self, text: str) -> None:
+        """Say what is going on at this store to processes that do not know the prefix yet."""
+        self._call(lambda client: client.set({ANNOUNCEMENT: text.encode()}))
+
+    def announced(self) -> bytes | None:
+        """Return what was announced last."""
+        values = self._call(lambda client: client.get([ANNOUNCEMENT]))
+        return None if values is None else values[0]
 
     def for_group(self, timeout_s: float, hopeless: Callable[[], bool] = lambda: False) -> dist.Store:
         """Return a store to build a process group with. It waits for members until ``timeout_s`` or ``hopeless()``."""

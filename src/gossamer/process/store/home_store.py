@@ -25,6 +25,7 @@ from gossamer.process.net.identity import Identity
 from gossamer.process.net.listener import Listener
 from gossamer.process.net.loop import Loop
 from gossamer.process.store.addresses import listening_addresses, local_address
+from gossamer.process.store.introduction import introduce
 from gossamer.process.store.parsing import read_address
 from gossamer.process.store.store_client import StoreClient
 from gossamer.process.store.store_messages import PURPOSE
@@ -78,6 +79,7 @@ class HostedStore:
         else:
             raise failed
         self.server = StoreServer(self.listener)
+        introduce(self.listener, lambda: None)
         self.address: Address = (host, self.listener.address[1])
         self.users = 0
 

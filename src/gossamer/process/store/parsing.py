@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -35,7 +35,7 @@ def read_address(value: bytes | None) -> tuple[str, int] | None:
     return (host, int(port)) if 0 < int(port) <= MAX_PORT else None
 
 
-def read_ranks(value: bytes | None, everybody: range) -> list[int] | None:
+def read_ranks(value: bytes | None, everybody: Container[int]) -> list[int] | None:
     """Return a list of ranks in ascending order, at least one."""
     try:
         ranks = json.loads(value or b"")

@@ -15,9 +15,11 @@ from dataclasses import dataclass, field
 import torch.distributed as dist
 
 from gossamer.errors import InputError
+from gossamer.process.net.connection import Address
 from gossamer.process.net.identity import Identity
 from gossamer.process.net.secret import find_secret
 from gossamer.process.net.tls import TlsFiles, find_tls_files, make_tls
+from gossamer.process.roster.roster import Roster
 from gossamer.process.store.failover_store import FailoverStore
 from gossamer.process.store.home_store import Home, Host
 
@@ -47,6 +49,15 @@ class RankInfo:
     store_host: Host = Host.RANK_0
     tls: TlsFiles | None = None
     """None: connections are not encrypted."""
+    came: frozenset[int] = frozenset()
+    """Workers that came later than the first ``workers``, this one among them if it did."""
+    reached_at: Address | None = None
+    """Where a worker that comes later has found a store of the run; it may be another one than ``host``'s."""
+
+    @property
+    def roster(self) -> Roster:
+        """Who belongs to the run, as far as is known before the store is asked."""
+        return Roster(self.workers, self.came)
 
     @property
     def hosts_store(self) -> bool:
@@ -69,7 +80,9 @@ class RankInfo:
         on_wait: Callable[[str], None] = lambda text: None,
         on_refused: Callable[[str], None] = lambda text: None,
     ) -> FailoverStore:
-        return FailoverStore(self.home, self.identity(), self.prefix, timeout_s, on_wait, on_refused)
+        return FailoverStore(
+            self.home, self.identity(), self.prefix, timeout_s, on_wait, on_refused, reached_at=self.reached_at
+        )
 
 
 def find_rank() -> tuple[int, int]:
@@ -109,8 +122,12 @@ def find_rank_info(tls: TlsFiles | None = None) -> RankInfo:
     if LAUNCHER_STORE in env:
         host, port = _launcher_store()
         store_host = Host.LAUNCHER
-    prefix = f"gossamer/{run}/{next(_num_joins)}/"
-    return RankInfo(rank, workers, host, port, prefix, run, find_secret(), store_host, tls or find_tls_files())
+    return RankInfo(rank, workers, host, port, own_prefix(run), run, find_secret(), store_host, tls or find_tls_files())
+
+
+def own_prefix(run: str) -> str:
+    """Return the prefix of the keys of the next join of this process, in the run of that name."""
+    return f"gossamer/{run}/{next(_num_joins)}/"
 
 
 def run_name() -> str:

@@ -8,6 +8,7 @@ from functools import partial
 
 from gossamer.process.liveness.heartbeats import Heartbeats
 from gossamer.process.liveness.liveness import Liveness
+from gossamer.process.roster.roster import MAX_RANKS
 from gossamer.process.store.parsing import Refusals
 from gossamer.process.views.messages import FINISH, PURPOSES, View, from_bytes, to_bytes
 from gossamer.process.views.view_change import Installed, SendTo, Tell, ViewChange
@@ -22,9 +23,9 @@ class Agreement:
     def __init__(self, heartbeats: Heartbeats, refusals: Refusals) -> None:
         self._heartbeats, self._refusals = heartbeats, refusals
         self._changed = threading.Condition()
-        rank, process, workers = heartbeats.rank, heartbeats.process, heartbeats.workers
+        rank, process, self._everybody = heartbeats.rank, heartbeats.process, heartbeats.everybody
         self._machines = [
-            ViewChange(index, rank, process, workers, self._gone if purpose != FINISH else self._dead)
+            ViewChange(index, rank, process, self._everybody, self._gone if purpose != FINISH else self._dead)
             for index, purpose in enumerate(PURPOSES)
         ]
         self._asked = [0] * len(PURPOSES)
@@ -32,7 +33,7 @@ class Agreement:
         heartbeats.on_other, heartbeats.on_change, heartbeats.on_tick = self._on_message, self._on_change, self._on_tick
 
     def _dead(self, rank: int) -> bool:
-        return rank in self._heartbeats.lost
+        return rank in self._heartbeats.lost or rank in self._everybody.value.left
 
     def _gone(self, rank: int) -> bool:
         return self._dead(rank) or self._heartbeats.done(rank)
@@ -80,10 +81,12 @@ class Agreement:
     # In the thread of the loop
 
     def _on_message(self, sender: int, data: bytes) -> None:
-        message = from_bytes(data, self._heartbeats.workers)
-        if message is None or sender >= self._heartbeats.workers:
+        message = from_bytes(data, MAX_RANKS)
+        if message is None:
             self._refusals.refuse(f"a message of worker {sender}", f"refused a message of worker {sender}")
             return
+        # A worker that has just come may be heard of here first; so may other members.
+        self._everybody.learn_came([sender, *(member.rank for member in message.members)])
         machine = self._machines[message.purpose]
         machine.receive(sender, message)
         self._carry_out(machine)

@@ -18,7 +18,7 @@ it comes twice, late, or in another order.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from gossamer.process.state.lineage import ViewId
@@ -55,9 +55,12 @@ class Installed(NamedTuple):
 class ViewChange:
     """The part of one worker in the views for one purpose."""
 
-    def __init__(self, purpose: int, rank: int, process: int, workers: int, gone: Callable[[int], bool]) -> None:
-        """``gone(rank)``: that worker is dead or done, so views are without it."""
-        self.purpose, self.own, self.workers, self._gone = purpose, Member(rank, process), workers, gone
+    def __init__(
+        self, purpose: int, rank: int, process: int, everybody: Collection[int], gone: Callable[[int], bool]
+    ) -> None:
+        """``everybody``: who belongs to the run now, ascending. ``gone(rank)``: that worker is dead or done, so views
+        are without it."""
+        self.purpose, self.own, self.everybody, self._gone = purpose, Member(rank, process), everybody, gone
         self.requested = 0
         """The newest view that is requested, as far as this worker knows."""
         self.installed: View | None = None
@@ -243,7 +246,8 @@ class ViewChange:
     # The coordinator
 
     def _coordinator(self) -> int:
-        return next(rank for rank in range(self.workers) if rank == self.own.rank or not self._gone(rank))
+        there = (rank for rank in self.everybody if rank == self.own.rank or not self._gone(rank))
+        return next(there, self.own.rank)
 
     def _coordinate(self) -> None:
         """Propose a view once everybody is present or gone."""
@@ -255,7 +259,7 @@ class ViewChange:
             return
         if self._is_awaited(self._awaited):
             return
-        for rank in range(self.workers):
+        for rank in self.everybody:
             if self._is_awaited(rank):
                 self._awaited = rank
                 return

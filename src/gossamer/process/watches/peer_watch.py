@@ -7,11 +7,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from collections.abc import Collection
 from statistics import median_low
 
 from gossamer.errors import one_line
 from gossamer.process.events import EventKind, Events
 from gossamer.process.liveness.heartbeats import Heartbeats, Progress
+from gossamer.process.roster.roster import Roster
 
 WINDOW_S = 5.0
 """Over this time the speed of workers is compared."""
@@ -38,8 +40,16 @@ def return_text(rank: int) -> str:
     return f"worker {rank} is back"
 
 
+def came_text(rank: int) -> str:
+    return f"worker {rank} has come to the run"
+
+
+def left_text(rank: int) -> str:
+    return f"worker {rank} has left for good"
+
+
 class PeerWatch:
-    def __init__(self, everybody: range, heartbeats: Heartbeats, events: Events, lockstep: bool) -> None:
+    def __init__(self, everybody: Collection[int], heartbeats: Heartbeats, events: Events, lockstep: bool) -> None:
         """``lockstep``: workers wait for each other, so one without a step may only be waiting."""
         self._everybody, self._heartbeats, self._events, self._lockstep = everybody, heartbeats, events, lockstep
         self.ended = False
@@ -74,6 +84,15 @@ class PeerWatch:
             return
         self._alone = False
         self._events.add(EventKind.RETURNED, return_text(rank), rank)
+
+    def on_roster_change(self, before: Roster, after: Roster) -> None:
+        """Some workers have come, or left for good."""
+        if self.ended:
+            return
+        for rank in sorted(after.came - before.came - {self._heartbeats.rank}):
+            self._events.add(EventKind.CAME, came_text(rank), rank)
+        for rank in sorted(after.left - before.left):
+            self._events.add(EventKind.LEFT, left_text(rank), rank)
 
     def poll(self) -> None:
         """Compare the speed of the workers, if that is due. Runs in the heartbeat thread."""

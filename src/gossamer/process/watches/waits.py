@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Collection
 
 from gossamer.process.events import EventKind, Events
 from gossamer.process.joining.join_facts import name_ranks
@@ -14,9 +15,8 @@ SAY_AFTER_S = 10.0
 class FinishWait:
     """The wait of ``finish`` for the workers that still train. It is said once, if they make no steps."""
 
-    def __init__(self, everybody: range, heartbeats: Heartbeats, events: Events) -> None:
-        self._others = [rank for rank in everybody if rank != heartbeats.rank]
-        self._heartbeats, self._events = heartbeats, events
+    def __init__(self, everybody: Collection[int], heartbeats: Heartbeats, events: Events) -> None:
+        self._everybody, self._heartbeats, self._events = everybody, heartbeats, events
         self._progress: dict[int, Progress] = {}
         self._moved_at = time.monotonic()
         self._said = False
@@ -31,9 +31,8 @@ class FinishWait:
         if now - self._moved_at < SAY_AFTER_S:
             return
         self._said = True
-        waited_for = [
-            rank for rank in self._others if rank not in self._heartbeats.lost and not self._heartbeats.done(rank)
-        ]
+        others = [rank for rank in self._everybody if rank != self._heartbeats.rank]
+        waited_for = [rank for rank in others if rank not in self._heartbeats.lost and not self._heartbeats.done(rank)]
         if waited_for:
             text = (
                 f"finish() waits for {name_ranks(waited_for)}, without a step for {SAY_AFTER_S:.0f} s: all workers "

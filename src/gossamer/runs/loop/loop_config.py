@@ -32,7 +32,7 @@ def loop_config(
         "task": script,
         "method": runtime.method.name,
         "topology": topology,
-        "workers": len(runtime.everybody),
+        "workers": runtime.everybody.value.first,
         "seed": seed,
         "model": type(flat_model.model).__name__,
         "parameters": flat_model.flat.size,

@@ -106,7 +106,7 @@ class LoopMonitor:
                 break
             time.sleep(LAST_POLL_S)
         request, runtime = self.request, self.runtime
-        published = [self.board.get(rank) for rank in runtime.everybody]
+        published = [self.board.get(rank) for rank in range(runtime.everybody.value.largest + 1)]
         try:
             self.open_tracker()
         except InputError as error:
@@ -130,7 +130,7 @@ class LoopMonitor:
         facts = RunFacts(
             method=runtime.method.name,
             topology=str(self.config["topology"]),
-            workers=len(runtime.everybody),
+            workers=runtime.everybody.value.first,
             seed=int(self.config["seed"]),
             pairwise=runtime.method.pairwise,
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from gossamer.process.liveness.liveness import Change, Notice
+from gossamer.process.liveness.actions import Change, Notice
 from gossamer.testing.histories.trainer import Phase, Trainer
 
 if TYPE_CHECKING:

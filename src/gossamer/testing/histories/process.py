@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from gossamer.process.liveness.liveness import Change, Liveness
+from gossamer.process.liveness.actions import Change
+from gossamer.process.liveness.liveness import Liveness
 from gossamer.process.views.view_change import ViewChange
 from gossamer.testing.histories.trainer import Trainer
 

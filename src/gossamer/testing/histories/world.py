@@ -6,10 +6,10 @@ import random
 from collections.abc import Callable
 from typing import Any, NoReturn
 
+from gossamer.process.liveness.actions import Send
 from gossamer.process.liveness.heartbeats import BOARD_WORKERS
-from gossamer.process.liveness.liveness import Send, first_record
 from gossamer.process.liveness.peer import Timing
-from gossamer.process.liveness.records import Message, Stage, from_bytes, to_bytes
+from gossamer.process.liveness.records import Message, Stage, first_record, from_bytes, to_bytes
 from gossamer.process.state.lineage import ViewId
 from gossamer.process.views import messages
 from gossamer.process.views.messages import FINISH, PURPOSES, View, ViewMessage
@@ -114,7 +114,7 @@ class World:
         self._repeat(process, self.timing.tick_s, self._tick)
         if self.step_s is not None:
             process.views = [
-                self.parts.view_change(index, rank, number, self.workers, self._gone(process, purpose))
+                self.parts.view_change(index, rank, number, range(self.workers), self._gone(process, purpose))
                 for index, purpose in enumerate(PURPOSES)
             ]
             process.trainer = self.parts.trainer(self, process, self.batches[rank], self.step_s)

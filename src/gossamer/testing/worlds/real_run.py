@@ -115,7 +115,9 @@ def run_job(job: Job, restart: int | None = None) -> Results:
     until, started = time.monotonic() + START_TIMEOUT_S, False
     with (
         tempfile.TemporaryDirectory(prefix="gossamer-testing-") as logs,
-        LocalWorkers(partial(main, job.to_json()), job.workers, store, name, Path(logs) / "logs") as processes,
+        LocalWorkers(
+            partial(main, job.to_json()), store.rank_infos(job.workers, name), Path(logs) / "logs"
+        ) as processes,
     ):
         board = store.connect(name)
         try:

@@ -1,0 +1,30 @@
+"""What a worker does because of what it knows about the others (``liveness``)."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import NamedTuple
+
+from gossamer.process.liveness.records import Message
+
+
+class Send(NamedTuple):
+    """Send a message. It may be lost or late."""
+
+    rank: int
+    message: Message
+
+
+class Change(StrEnum):
+    DIED = "died"
+    RETURNED = "returned"
+    """It is alive again, or another process is in its place."""
+    CAME = "came"
+    """A worker that was not known before."""
+    RETIRED = "retired"
+    """It says that it has left for good."""
+
+
+class Notice(NamedTuple):
+    change: Change
+    rank: int

@@ -1,0 +1,78 @@
+"""The roster in the store: for workers that come later, and for those that no message reached."""
+
+from __future__ import annotations
+
+import time
+
+from gossamer.errors import InputError
+from gossamer.process.roster.roster import KnownRoster, Roster, read_roster
+from gossamer.process.store.failover_store import FailoverStore
+from gossamer.process.store.parsing import Refusals
+
+KEY, NUM_GIVEN = "roster", "roster/given"
+READ_INTERVAL_S = 1.0
+
+
+class RosterStore:
+    """Reads and writes the roster for one worker."""
+
+    def __init__(self, store: FailoverStore, known: KnownRoster, refusals: Refusals) -> None:
+        self._store, self._known, self._refusals = store, known, refusals
+        self._read_at = float("-inf")
+        known.refresh = self.read
+
+    def read(self) -> None:
+        self._read_at = time.monotonic()
+        value = self._store.get(KEY)
+        stored = self._refusals.checked(KEY, value, read_roster(value))
+        if stored is not None:
+            self._known.learn(stored)
+
+    def poll(self) -> None:
+        """Read it now and then. Runs in the heartbeat thread."""
+        if time.monotonic() - self._read_at > READ_INTERVAL_S:
+            self.read()
+
+    def publish(self) -> None:
+        """Add what this worker knows to what the store has. The store may be new."""
+        known = self._known.value
+        while True:
+            value = self._store.get(KEY)
+            stored = read_roster(value)
+            merged = known if stored is None else known.merged(stored)
+            if stored == merged:
+                break
+            if value is not None and stored is None:
+                # What cannot be read cannot be compared either.
+                self._store.set(KEY, merged.to_text())
+                break
+            now = self._store.compare_set(KEY, merged.to_text(), "" if value is None else value.decode())
+            if now is None or now == merged.to_text().encode():
+                break
+        self._known.learn(merged)
+        if merged.came:
+            # Numbers that were given by a store that is gone must not be given again.
+            self._store.compare_set(NUM_GIVEN, str(merged.largest + 1 - merged.first))
+
+
+def check_place(rank: int, known: KnownRoster) -> None:
+    """Raise InputError if this rank has left the run for good."""
+    if rank not in known:
+        raise InputError(
+            f"rank {rank} has left this run for good, or the others have given it up: come as a new worker, with "
+            'gossamer train --join HOST:PORT or join(…, at="HOST:PORT")'
+        )
+
+
+def read_from(store: FailoverStore) -> Roster | None:
+    return read_roster(store.get(KEY))
+
+
+def take_rank(store: FailoverStore, roster: Roster) -> int | None:
+    """Return a rank that no process had before; None if the store cannot be reached."""
+    while True:
+        given = store.add(NUM_GIVEN, 1)
+        if given is None:
+            return None
+        if roster.first - 1 + given > roster.largest:
+            return roster.first - 1 + given

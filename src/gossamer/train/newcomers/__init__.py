@@ -1,0 +1,1 @@
+"""Workers of ``gossamer train`` that come to a run under way."""
