@@ -17,7 +17,7 @@ FORBIDDEN = {
 
 # Who may import whom: only from the same layer or one below.
 LAYERS = (
-    {"errors", "settings", "seeds", "memory", "vectors", "effects", "worker", "hardware", "results"}
+    {"errors", "settings", "seeds", "vectors", "effects", "worker", "hardware", "replica_time", "results"}
     | {"topology", "compress", "optim", "recording", "schedules", "user_file", "wire"},
     {"methods", "tasks"},
     {"virtual", "process", "config"},

@@ -10,7 +10,7 @@ import sys
 import pytest
 import torch
 
-from gossamer.memory import HUGE_PAGE_BYTES, MAX_HEAP_BLOCK_BYTES, zeros, zeros_like
+from gossamer.vectors.memory import HUGE_PAGE_BYTES, MAX_HEAP_BLOCK_BYTES, zeros, zeros_like
 
 CPU = torch.device("cpu")
 
@@ -53,7 +53,7 @@ def test_zeros_like_has_the_shape_of_its_argument() -> None:
 def test_freed_blocks_are_reused() -> None:
     script = f"""
 import resource, torch
-from gossamer.memory import retain_freed_blocks
+from gossamer.vectors.memory import retain_freed_blocks
 
 def page_faults():
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -20,12 +20,12 @@ from gossamer.methods import METHODS, AnyMethod, Method, MethodConfig, Source, l
 from gossamer.methods.loading.method_contract import is_encodable
 from gossamer.methods.loading.method_source import build as build_method
 from gossamer.methods.loading.method_source import check_ready
+from gossamer.replica_time import INSIDE, ReplicaShape
 from gossamer.schedules import SHAPES
 from gossamer.settings import Settings, from_values, option
 from gossamer.tasks import Task, TaskConfig
 from gossamer.topology import Topology, build
 from gossamer.topology import names as topologies
-from gossamer.virtual.comm.replica_time import INSIDE, ReplicaShape
 
 if TYPE_CHECKING:
     import networkx as nx

@@ -15,8 +15,8 @@ from gossamer.plan.recommend import Workload, make_plan
 from gossamer.plan.runtime_model import replay
 from gossamer.plan.runtime_model.cluster_model import ClusterModel
 from gossamer.plan.verify import replica_settings, to_verify
+from gossamer.replica_time import ReplicaShape
 from gossamer.virtual.comm.network import Network
-from gossamer.virtual.comm.replica_time import ReplicaShape
 from gossamer.virtual.sim.event_queue import EventQueue
 
 LINK = Link(1e9, 0.0)

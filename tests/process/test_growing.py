@@ -167,5 +167,5 @@ def test_workers_come_and_leave_for_good(method: str, tmp_path: Path):
         ends = workers.finished([1, 3, 4])
     assert sorted(given) == [3, 4]  # the one that was refused had been given 2
     assert workers[0].process.exitcode == 0
-    assert any(event.startswith("the run has 3 workers from now on") for event in ends[0]["events"])
+    assert any(event.startswith("the run has 3 workers now") for event in ends[0]["events"])
     good(ends)

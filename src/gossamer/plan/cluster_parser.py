@@ -18,7 +18,7 @@ from gossamer.plan.cluster_spec import (
     GroupShape,
     TimingTable,
 )
-from gossamer.virtual.comm.replica_time import BLOCKS, INSIDE, ReplicaShape
+from gossamer.replica_time import BLOCKS, INSIDE, ReplicaShape
 
 FIELDS = {
     "cluster": ("nodes", "workers_per_node", "memory", "source"),

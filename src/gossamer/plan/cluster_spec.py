@@ -11,7 +11,7 @@ from scipy import special
 
 from gossamer.errors import InputError
 from gossamer.hardware import Link
-from gossamer.virtual.comm.replica_time import BACKWARD_SHARE, ReplicaShape
+from gossamer.replica_time import BACKWARD_SHARE, ReplicaShape
 
 NO_LINK = Link(math.inf, 0.0)
 """Between nodes if there is one node; inside a node if each has one worker."""

@@ -14,9 +14,9 @@ from gossamer.methods import build as build_method
 from gossamer.plan.cluster_spec import MEAN
 from gossamer.plan.runtime_model.closed_form import FORMS
 from gossamer.plan.runtime_model.cluster_model import ClusterModel, Forecast
+from gossamer.replica_time import ReplicaShape
 from gossamer.settings import from_values
 from gossamer.topology import Topology, build, fits, names
-from gossamer.virtual.comm.replica_time import ReplicaShape
 
 COMPUTE, SLOWEST, LATENCY = "compute", "slowest worker", "latency"
 BANDWIDTH, EXPOSED = "inter-node bandwidth", "exposed communication"

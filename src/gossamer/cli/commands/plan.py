@@ -27,10 +27,10 @@ from gossamer.plan.target import parse_target
 from gossamer.plan.verify import Check, measure, num_steps, replica_settings, to_verify, train_settings
 from gossamer.plan.what_if import apply_change
 from gossamer.process.store.rank_info import RankInfo, started_rank_info
+from gossamer.replica_time import INSIDE
 from gossamer.report.formats import NOTHING, counted, duration, size
 from gossamer.settings import from_values
 from gossamer.tasks import TaskConfig
-from gossamer.virtual.comm.replica_time import INSIDE
 
 TRAIN_OPTIONS = (*(field.name for field in dataclasses.fields(TaskConfig)), "optimizer", "batch", "wire")
 """Options that are passed on to the recommended command."""

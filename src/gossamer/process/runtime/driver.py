@@ -210,19 +210,20 @@ class Driver:
         answer: Any = None
         # It ends only where it waits for its next exchange or step: an exchange that was agreed on is completed.
         try:
-            generator = self._generator("background")
+            generator, began_in = self._generator("background"), self.effects.lockstep_generation
             while True:
                 with self.lock, self.staging.on_training_stream(), merges.resume(answer):
                     effect, answer = generator.send(answer), None
                 check_effect(self.method, "background", effect)
                 merges.requested(effect)
                 try:
-                    answer = self.effects.answer(effect, BACKGROUND)
+                    answer = self.effects.answer(effect, BACKGROUND, started_in=began_in)
                 except (StepRetry, CommAborted) as lost:
                     generator.close()
                     if isinstance(lost, CommAborted):
                         self.effects.wait_for_rebuild()
-                    generator, answer = self._generator("background"), None
+                    generator, began_in = self._generator("background"), self.effects.lockstep_generation
+                    answer = None
         except (TrainingEnded, StopIteration):
             pass
         except BaseException as error:

@@ -15,7 +15,7 @@ from gossamer.errors import MethodError
 from gossamer.process.collectives.call import Call
 from gossamer.process.collectives.encoded_mean import EncodedMeans
 from gossamer.process.collectives.groups import TAIL, Groups
-from gossamer.process.collectives.membership import ASYNC, CommAborted, Membership, StepRetry
+from gossamer.process.collectives.membership import ASYNC, FOREGROUND, CommAborted, Membership, StepRetry
 from gossamer.process.daemon_executor import DaemonExecutor
 from gossamer.process.events import EventKind
 from gossamer.process.lifecycle import TrainingEnded
@@ -98,6 +98,13 @@ class EffectHandler:
             finally:
                 of.waits.end(channel, completed=ticket.done)
         return ticket.answer
+
+    @property
+    def lockstep_generation(self) -> int | None:
+        """In lockstep: the generation of the members. A background part that began in an earlier one begins anew at its
+        next collective, on all of them: on some of them a collective of it was lost."""
+        of = self.groups.train
+        return of.generation if of.owner == FOREGROUND else None
 
     def wait_for_rebuild(self) -> None:
         """Wait until the training has rebuilt the membership in which a collective of the background was lost."""

@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from gossamer import memory
 from gossamer.errors import InputError, unknown
+from gossamer.vectors import memory
 from gossamer.vectors.flat import Flat, as_part_of, is_sharded, local_part
 from gossamer.vectors.vector_math import equal
 

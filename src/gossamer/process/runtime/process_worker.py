@@ -8,12 +8,12 @@ from typing import Any
 
 from torch import Tensor
 
-from gossamer import memory
 from gossamer.effects import Ticket
 from gossamer.process.roster.placement import Placement
 from gossamer.process.runtime.flat_model import FlatModel
 from gossamer.recording import Recorder
 from gossamer.seeds import stream
+from gossamer.vectors import memory
 from gossamer.worker import Worker
 
 

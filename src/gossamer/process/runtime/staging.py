@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from gossamer import memory
+from gossamer.vectors import memory
 
 
 class Staging:

@@ -174,8 +174,7 @@ class Swarm:
 
     @property
     def progress(self) -> float:
-        """How much of the work is done, from 0 to 1: of the steps of all workers in ``batches``, of this worker's own
-        epochs in ``epochs``. The batch that the loop works on counts as done."""
+        """The share of the work that is done: of all workers' steps in ``batches``, of its own epochs in ``epochs``."""
         return self._data.progress
 
     def schedule(

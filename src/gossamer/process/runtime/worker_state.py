@@ -228,8 +228,7 @@ class WorkerState:
             self.worker.place(placement)
             self.method.on_topology_change(placement.topology)
         self.on_placed()
-        text = f"the run has {len(roster.ranks)} workers from now on, topology {placement.topology.name}"
-        self.events.add(EventKind.RESIZED, text)
+        self.events.add(EventKind.RESIZED, f"the run has {len(roster.ranks)} workers now: {placement.topology.name}")
 
     def _buffers(self) -> dict[str, Tensor]:
         return {plain_name(name): buffer for name, buffer in self.flat_model.model.named_buffers()}

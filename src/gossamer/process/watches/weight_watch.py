@@ -23,10 +23,10 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook
 from torch.utils.hooks import RemovableHandle
 
-from gossamer import memory
 from gossamer.errors import InputError
 from gossamer.process.events import EventKind, Events
 from gossamer.process.runtime.flat_model import FlatModel, plain_name
+from gossamer.vectors import memory
 
 WATCHED = 16
 """Parameters whose version is compared, spread over the model; as many, in turn, are checked for having moved."""

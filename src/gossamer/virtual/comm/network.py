@@ -20,7 +20,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 from gossamer.hardware import NodeLayout
-from gossamer.virtual.comm.replica_time import ReplicaShape
+from gossamer.replica_time import ReplicaShape
 from gossamer.virtual.sim.event_queue import MESSAGE, EventQueue
 
 

@@ -15,9 +15,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from gossamer import memory
 from gossamer.errors import InputError
 from gossamer.tasks import Task
+from gossamer.vectors import memory
 from gossamer.vectors.flat import Flat
 from gossamer.virtual.compute.matrix import scatter
 

@@ -7,7 +7,7 @@ from collections import deque
 import torch
 from torch import Tensor
 
-from gossamer import memory
+from gossamer.vectors import memory
 from gossamer.vectors.flat import ALIGNMENT
 from gossamer.virtual.compute.executor import Executor, Program
 

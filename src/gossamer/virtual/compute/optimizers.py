@@ -14,9 +14,9 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from gossamer import memory
 from gossamer.errors import InputError
 from gossamer.optim import AccumAdam, AccumAdamW
+from gossamer.vectors import memory
 from gossamer.vectors.flat import Flat, Part
 from gossamer.virtual.compute.matrix import GATHER_BYTES, Matrix, scatter
 from gossamer.virtual.compute.tape import Batch

@@ -17,9 +17,9 @@ from typing import Protocol
 import numpy as np
 
 from gossamer.hardware import ComputeTimes, HardwareConfig, NodeLayout
+from gossamer.replica_time import ReplicaShape, split_gradient
 from gossamer.seeds import exponentials, in_blocks
 from gossamer.virtual.comm.network import Network
-from gossamer.virtual.comm.replica_time import ReplicaShape, split_gradient
 from gossamer.virtual.sim.event_queue import EventQueue
 
 OnDone = Callable[[float], None]

@@ -12,9 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gossamer import memory
 from gossamer.config import Run
 from gossamer.seeds import stream
+from gossamer.vectors import memory
 from gossamer.virtual.compute.evaluator import Evaluator
 from gossamer.virtual.compute.matrix import GATHER_BYTES, WIDE_BYTES, Matrix
 from gossamer.virtual.compute.optimizers import PerWorkerOptimizers, WorkerOptimizers, batched_optimizer
