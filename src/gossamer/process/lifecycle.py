@@ -40,3 +40,11 @@ class Lifecycle:
     @property
     def closed(self) -> bool:
         return self.phase >= Phase.CLOSED
+
+
+class StepRetry(Exception):
+    """The membership changed or has to change: the step in progress is void and is repeated."""
+
+
+class CommAborted(Exception):
+    """A collective in the background was lost with its generation."""

@@ -20,10 +20,10 @@ from gossamer.process.averages.model_average import (
     gather_shares,
 )
 from gossamer.process.collectives.call import Call
-from gossamer.process.collectives.membership import FOREGROUND, StepRetry
+from gossamer.process.collectives.membership import FOREGROUND
 from gossamer.process.events import EventKind
 from gossamer.process.joining.join_facts import name_ranks
-from gossamer.process.lifecycle import TrainingEnded
+from gossamer.process.lifecycle import StepRetry, TrainingEnded
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 
 POLL_S = 0.01

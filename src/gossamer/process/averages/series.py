@@ -17,9 +17,9 @@ import torch
 
 from gossamer.errors import InputError
 from gossamer.process.collectives.call import Call
-from gossamer.process.collectives.membership import FOREGROUND, StepRetry
+from gossamer.process.collectives.membership import FOREGROUND
 from gossamer.process.events import EventKind
-from gossamer.process.lifecycle import TrainingEnded
+from gossamer.process.lifecycle import StepRetry, TrainingEnded
 from gossamer.process.replica.agreement import Ended
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 from gossamer.process.store.parsing import read_number

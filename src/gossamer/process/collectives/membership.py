@@ -21,6 +21,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -31,7 +32,7 @@ from gossamer.process.collectives.call import Call, Waits, mismatch
 from gossamer.process.collectives.group_builder import GroupBuilder
 from gossamer.process.collectives.peer_group import Pending
 from gossamer.process.deadline import Deadline
-from gossamer.process.lifecycle import TrainingEnded
+from gossamer.process.lifecycle import CommAborted, StepRetry, TrainingEnded
 from gossamer.process.liveness.heartbeats import Heartbeats
 from gossamer.process.roster.roster import KnownRoster
 from gossamer.process.state.alignment import align
@@ -59,14 +60,6 @@ FOREGROUND, BACKGROUND, ASYNC, STATE_TRANSFER = "foreground", "background", "asy
 background part, that of what the training started without waiting, and the state transfer of a new generation."""
 
 Communication = list[dist.Work | Pending]
-
-
-class StepRetry(Exception):
-    """The membership changed or has to change: the step in progress is void and is repeated."""
-
-
-class CommAborted(Exception):
-    """A collective in the background was lost with its generation."""
 
 
 class Membership:
@@ -162,7 +155,7 @@ class Membership:
             try:
                 group = self._group(channel, view, members, on_gpu, call)
                 for work in communicate(group, call):
-                    group_builder.wait(work, self.deadline.seconds, disconnected.is_set)
+                    self._wait(work, self.deadline.seconds, disconnected)
                 completed = True
             except RuntimeError:
                 if self._conflict is not None:
@@ -182,6 +175,17 @@ class Membership:
             self.deadline.observe(time.monotonic() - started)
             self.last_collective[channel] = members, started
             return list(members), call
+
+    def _wait(self, work: dist.Work | Pending, timeout_s: float, disconnected: threading.Event) -> None:
+        """Wait for communication; RuntimeError if it fails, or if a member has died, even if no connection breaks."""
+        began = time.monotonic()
+
+        def abandoned() -> bool:
+            # ``poll`` sees to that too, unless its thread waits for a store that has died with the member.
+            stuck = time.monotonic() - began > STUCK_S
+            return disconnected.is_set() or (stuck and not self.heartbeats.lost.isdisjoint(self.members))
+
+        group_builder.wait(work, timeout_s, abandoned)
 
     def _relative(self, call: Call) -> Call:
         """Count the rounds of a topic from the first one of this generation, where members may be apart.
@@ -309,11 +313,7 @@ class Membership:
                 if self._aligned and len(members) > 1:
                     group = self._group(STATE_TRANSFER, view.id, tuple(members))
                     self._started[STATE_TRANSFER] = time.monotonic()
-                    disconnected = self._disconnected
-
-                    def wait(work: Pending, disconnected: threading.Event = disconnected) -> None:
-                        group_builder.wait(work, TRANSFER_TIMEOUT_S, disconnected.is_set)
-
+                    wait = partial(self._wait, timeout_s=TRANSFER_TIMEOUT_S, disconnected=self._disconnected)
                     align(group, wait, self.state, self.state.position(channel), view.id, members)
                     if self.owner != FOREGROUND:
                         # Nobody needs it any more: see ``_group``.

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from gossamer.errors import InputError
-from gossamer.process.collectives.membership import FOREGROUND, Membership, StepRetry
-from gossamer.process.lifecycle import TrainingEnded
+from gossamer.process.collectives.membership import FOREGROUND, Membership
+from gossamer.process.lifecycle import StepRetry, TrainingEnded
 from gossamer.process.replica.inner_group import InnerGroup
 from gossamer.process.replica.watch import ReplicaWatch
 

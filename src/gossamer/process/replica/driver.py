@@ -12,9 +12,9 @@ import torch
 from gossamer.effects import Effect, MethodGenerator, Swap, WaitSteps
 from gossamer.errors import InputError
 from gossamer.methods.loading.method_contract import check_effect
-from gossamer.process.collectives.membership import ASYNC, BACKGROUND, CommAborted, StepRetry
+from gossamer.process.collectives.membership import ASYNC, BACKGROUND
 from gossamer.process.events import EventKind
-from gossamer.process.lifecycle import TrainingEnded
+from gossamer.process.lifecycle import CommAborted, StepRetry, TrainingEnded
 from gossamer.process.replica.agreement import AGREE_S, MEMBERS_MODULUS, Agreement
 from gossamer.process.replica.background import (
     COMPLETED,

@@ -19,8 +19,8 @@ from torch import Tensor
 from gossamer.effects import Effect, Gather, Mean, MethodGenerator, Shift, Start, Swap, Update, Wait
 from gossamer.errors import MethodError
 from gossamer.methods.loading.method_contract import check_effect, check_generator, check_opening
-from gossamer.process.collectives.membership import BACKGROUND, FOREGROUND, CommAborted, Membership, StepRetry
-from gossamer.process.lifecycle import Phase, TrainingEnded
+from gossamer.process.collectives.membership import BACKGROUND, FOREGROUND, Membership
+from gossamer.process.lifecycle import CommAborted, Phase, StepRetry, TrainingEnded
 from gossamer.process.runtime.effect_handler import EffectHandler
 from gossamer.process.runtime.partition_policy import PartitionPolicy
 from gossamer.process.runtime.process_worker import ProcessWorker

@@ -28,8 +28,9 @@ from gossamer.errors import MethodError
 from gossamer.process.collectives.bucket_mean import Bucket, BucketMean, divide
 from gossamer.process.collectives.call import Call
 from gossamer.process.collectives.groups import TAIL, Groups
-from gossamer.process.collectives.membership import ASYNC, FOREGROUND, CommAborted
+from gossamer.process.collectives.membership import ASYNC, FOREGROUND
 from gossamer.process.daemon_executor import DaemonExecutor
+from gossamer.process.lifecycle import CommAborted
 from gossamer.process.runtime.worker_state import WorkerState, is_finite
 
 BUCKET_BYTES = 1 << 23

@@ -15,10 +15,10 @@ from gossamer.errors import MethodError
 from gossamer.process.collectives.call import Call
 from gossamer.process.collectives.encoded_mean import EncodedMeans
 from gossamer.process.collectives.groups import TAIL, Groups
-from gossamer.process.collectives.membership import ASYNC, FOREGROUND, CommAborted, Membership, StepRetry
+from gossamer.process.collectives.membership import ASYNC, FOREGROUND, Membership
 from gossamer.process.daemon_executor import DaemonExecutor
 from gossamer.process.events import EventKind
-from gossamer.process.lifecycle import TrainingEnded
+from gossamer.process.lifecycle import CommAborted, StepRetry, TrainingEnded
 from gossamer.process.pairwise.exchanges import SCALAR_BYTES, PairwiseExchanges
 from gossamer.process.runtime.early_gradient import EarlyGradient
 from gossamer.process.runtime.worker_state import WorkerState, is_finite

@@ -17,12 +17,12 @@ from gossamer.process.collectives.encoded_mean import EncodedMeans
 from gossamer.process.collectives.group_builder import GroupBuilder
 from gossamer.process.collectives.group_connections import GroupConnections
 from gossamer.process.collectives.groups import Groups
-from gossamer.process.collectives.membership import BACKGROUND, FOREGROUND, StepRetry
+from gossamer.process.collectives.membership import BACKGROUND, FOREGROUND
 from gossamer.process.events import EventKind
 from gossamer.process.joining.handshake import Handshake
 from gossamer.process.joining.join_checks import register
 from gossamer.process.joining.join_facts import find_facts, name_ranks
-from gossamer.process.lifecycle import Phase, TrainingEnded
+from gossamer.process.lifecycle import Phase, StepRetry, TrainingEnded
 from gossamer.process.liveness.heartbeats import Heartbeats, HeartbeatThread, Progress
 from gossamer.process.net.secret import NO_SECRET, is_loopback
 from gossamer.process.pairwise.exchanges import PairwiseExchanges

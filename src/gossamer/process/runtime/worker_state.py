@@ -17,9 +17,9 @@ from gossamer.effects import Mean, Shifted, Ticket
 from gossamer.errors import InputError
 from gossamer.methods import Method
 from gossamer.process.averages.step_history import StepHistory
-from gossamer.process.collectives.membership import FOREGROUND, CommAborted
+from gossamer.process.collectives.membership import FOREGROUND
 from gossamer.process.events import EventKind, Events
-from gossamer.process.lifecycle import Lifecycle
+from gossamer.process.lifecycle import CommAborted, Lifecycle
 from gossamer.process.metrics import Metrics
 from gossamer.process.replica.agreement import Agreement
 from gossamer.process.roster.placement import place
