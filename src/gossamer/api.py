@@ -170,7 +170,7 @@ def join(
         trace: True, or the name of a file: trace every single event. It needs ``out``.
         resume: Continue the run that ``out`` contains, if it contains one, from checkpoints of your own
             (``Swarm.load_state_dict``).
-        at: HOST:PORT of the store or of any worker of a run that is under way: this worker comes to it, gets the next
+        at: HOST:PORT of the store or of any worker of a run in progress: this worker comes to it, gets the next
             free rank and takes over the state of the others. By default what ``GOSSAMER_JOIN`` says in the environment,
             so that a script need not be changed. Everything else must be given as on the others.
         **settings: Options of the method by name, such as ``rate=2``.

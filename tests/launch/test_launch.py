@@ -124,15 +124,17 @@ def test_a_stop_ends_the_workers_and_starts_none_again(tmp_path):
 
 def test_workers_end_when_their_launcher_is_killed(tmp_path):
     script = tmp_path / "script.py"
-    script.write_text(WAITS.replace("while True:", "print('joined', flush=True)\nwhile True:"))
+    # One write: lines of several workers must not mix.
+    script.write_text(WAITS.replace("while True:", "import os\nos.write(1, b'joined\\n')\nwhile True:"))
     command = [sys.executable, "-m", "gossamer", "launch", "--workers", "2", str(script), str(tmp_path)]
-    running = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
-    assert [running.stdout.readline() for _ in range(2)] == ["joined\n", "joined\n"]
-    running.kill()
-    running.wait()
-    # They hold the other end of the pipe: it ends with them.
-    assert running.stdout.read() == ""
-    running.stdout.close()
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
+        try:
+            assert [running.stdout.readline() for _ in range(2)] == ["joined\n", "joined\n"]
+        finally:
+            running.kill()
+        running.wait()
+        # The workers hold the other end of the pipe: it ends with them.
+        assert running.stdout.read() == ""
 
 
 @pytest.mark.parametrize(

@@ -256,7 +256,7 @@ def test_everything_but_the_momentum_is_the_inner_method_s(name):
     inner = method.inner
     assert type(inner) is METHODS[name]
     assert type(method) is QuasiGlobal
-    own = {"step", "begin", "check_optimizer", "inner", "gives_up"}
+    own = {"step", "begin", "check_optimizer", "on_topology_change", "inner", "gives_up"}
     public = {attribute for attribute in {*dir(Method), *Method.__annotations__} if not attribute.startswith("_")}
     assert {"name", "summary", "shared", "background", "finish", "eval_point", "disagreement", "topology"} <= public | {
         "topology"

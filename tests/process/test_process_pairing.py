@@ -110,7 +110,7 @@ class Worker:
     def __init__(self, rank: int, ends: dict[int, End], turns: Turns, lifecycle: Any) -> None:
         self.ends, self.turns = ends, turns
         self.exchanges, self.loses_state = 0, False
-        peers: Any = SimpleNamespace(connected=lambda: list(ends), edge=ends.get)
+        peers: Any = SimpleNamespace(connected=lambda: list(ends), edge=ends.get, neighbours=tuple(ends))
         rng = np.random.default_rng(turns.chance.randrange(2**32) + rank)
         self.given = 0
         self.pairing = Pairing(peers, rng, lifecycle, lambda: True, self.give)

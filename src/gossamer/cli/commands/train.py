@@ -99,7 +99,7 @@ OF_THIS_MACHINE = ("workers", "device", "compute", "straggler")
 
 
 def join(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
-    """Add workers to a run that is under way."""
+    """Add workers to a run in progress."""
     from gossamer.train.newcomers.join_run import JoinedRun
 
     values = given(parsed)

@@ -1,4 +1,4 @@
-"""A worker that comes to a run which is under way: it asks, and is given the next free rank."""
+"""A worker that comes to a run in progress: it asks, and is given the next free rank."""
 
 from __future__ import annotations
 
