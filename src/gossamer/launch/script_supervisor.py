@@ -110,4 +110,5 @@ class _Supervisor:
 
 def _stage(published: bytes | None) -> Stage | None:
     """Return the stage that a worker has published in the store."""
-    return None if published is None else Stage(int(published.split()[0]))
+    stage = (published or b"").partition(b" ")[0]
+    return Stage(int(stage)) if stage in (b"0", b"1", b"2") else None
