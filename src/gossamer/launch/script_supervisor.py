@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from gossamer.launch.script import Script, run_script
+from gossamer.process.liveness.heartbeats import read_stage
 from gossamer.process.liveness.records import Stage
 from gossamer.process.store.rank_info import free_port, run_name
 from gossamer.train.launcher import BAD_INPUT, LocalStore, LocalWorkers, StopSignals, describe_exit
@@ -110,5 +111,5 @@ class _Supervisor:
 
 def _stage(published: bytes | None) -> Stage | None:
     """Return the stage that a worker has published in the store."""
-    stage = (published or b"").partition(b" ")[0]
-    return Stage(int(stage)) if stage in (b"0", b"1", b"2") else None
+    stage = read_stage(published)
+    return None if stage is None else stage[0]

@@ -164,7 +164,7 @@ class Heartbeats:
         addresses = self._addresses.read(others, [f"done/{rank}" for rank in others])
         for rank, (address, published) in zip(others, addresses, strict=True):
             key = f"done/{rank}"
-            stage = self._refusals.checked(key, published, _read_stage(published))
+            stage = self._refusals.checked(key, published, read_stage(published))
             if stage is not None:
                 self._board[rank] = stage
             if address is not None and stage is not None:
@@ -265,7 +265,7 @@ class Heartbeats:
         self.messenger.send(rank, message)
 
 
-def _read_stage(value: bytes | None) -> tuple[Stage, int] | None:
+def read_stage(value: bytes | None) -> tuple[Stage, int] | None:
     """Return the stage that a worker has published, and its process."""
     match = re.fullmatch(rb"([0123]) ([0-9]{1,19})", value or b"")
     return None if match is None else (Stage(int(match[1])), int(match[2]))
