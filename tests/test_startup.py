@@ -97,3 +97,9 @@ def test_a_worker_imports_neither_the_planner_nor_what_it_needs():
         assert "torch" in imported
         assert not imported & {*HEAVY} - {"torch"}
         assert not [name for name in imported if name.startswith(("gossamer.plan", "gossamer.virtual", "gossamer.cli"))]
+
+
+def test_the_histories_of_the_protocol_need_neither_torch_nor_numpy():
+    """So they also run on interpreters that have neither, such as PyPy."""
+    program = "import json, sys; import gossamer.testing.histories.__main__; print(json.dumps(list(sys.modules)))"
+    assert not {"torch", "numpy"} & set(run_python("-c", program))

@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from gossamer.process.state import merging
-from gossamer.process.state.lineage import Lineage, ViewId
-from gossamer.process.state.merging import ROOT, Part, Standing
+from gossamer.process.state.lineage import ROOT, Lineage, ViewId
+from gossamer.process.state.merging import Part, Standing
 
 
 def after(lineage: Lineage, generation: int, members: list[int], steps: int) -> Lineage:

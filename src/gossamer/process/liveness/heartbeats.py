@@ -17,6 +17,7 @@ from typing import NamedTuple
 
 from gossamer.process.liveness.actions import Change, Notice, Send
 from gossamer.process.liveness.liveness import Liveness
+from gossamer.process.liveness.peer import BOARD_WORKERS
 from gossamer.process.liveness.records import Kind, Stage, first_record, from_bytes, to_bytes
 from gossamer.process.net.connection import Address
 from gossamer.process.net.messenger import Messenger
@@ -27,9 +28,6 @@ from gossamer.process.store.worker_addresses import WorkerAddresses
 HEARTBEAT_INTERVAL_S = 0.1
 BOARD_INTERVAL_S = 1.0
 """How often a worker reads what the others have published in the store."""
-
-BOARD_WORKERS = 64
-"""Among more workers each of them reads it less often."""
 
 
 class Progress(NamedTuple):

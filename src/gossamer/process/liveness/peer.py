@@ -8,6 +8,9 @@ from gossamer.process.liveness.records import Record
 
 NEVER = float("-inf")
 
+BOARD_WORKERS = 64
+"""Among more workers each of them reads less often what the others have published in the store."""
+
 
 @dataclass(frozen=True)
 class Timing:

@@ -27,8 +27,7 @@ from gossamer.process.roster.roster import KnownRoster, Roster
 from gossamer.process.runtime.flat_model import FlatModel, plain_name
 from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.staging import Staging
-from gossamer.process.state.lineage import Lineage, ViewId
-from gossamer.process.state.merging import ROOT
+from gossamer.process.state.lineage import ROOT, Lineage, ViewId
 from gossamer.process.watches.weight_watch import WeightWatch
 from gossamer.topology import Topology
 from gossamer.vectors.flat import as_part_of, local_part

@@ -14,7 +14,7 @@ from torch import Tensor
 from gossamer.process.collectives.peer_group import PeerGroup, Pending
 from gossamer.process.roster.roster import read_roster
 from gossamer.process.state import merging
-from gossamer.process.state.lineage import Head, ViewId
+from gossamer.process.state.lineage import ROOT, Head, ViewId
 from gossamer.process.state.merging import gather_texts
 from gossamer.process.state.state_transfer import TransferableState, transfer_state
 
@@ -62,7 +62,7 @@ def align(
     sources = [index for index in ranks if steps[index] == newest] if newest >= 0 else [0]
     heads: tuple[Head, ...] = ()
     if state.lockstep:
-        lineage = None if step < 0 else state.lineage or merging.ROOT
+        lineage = None if step < 0 else state.lineage or ROOT
         standings = merging.exchange_standings(gather, merging.Standing(lineage, state.checksum()))
         heads = merging.heads_of(standings)
         sources = list(heads[0].ranks) if heads else [0]

@@ -77,6 +77,10 @@ class Lineage(NamedTuple):
         )
 
 
+ROOT = Lineage(0, ViewId(0, 0, 0), (Steps(ViewId(0, 0, 0), 0, 0),))
+"""The model with which a run begins."""
+
+
 class Head(NamedTuple):
     """A model that is in no other model, and who has it."""
 

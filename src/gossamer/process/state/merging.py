@@ -14,13 +14,10 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from gossamer.process.state.lineage import Head, Lineage, Steps, ViewId, find_heads, merge
+from gossamer.process.state.lineage import ROOT, Head, Lineage, Steps, ViewId, find_heads, merge
 from gossamer.process.state.state_transfer import TransferableState, move_state
 
 MAX_TEXT_BYTES = 1 << 20
-
-ROOT = Lineage(0, ViewId(0, 0, 0), (Steps(ViewId(0, 0, 0), 0, 0),))
-"""The model with which a run begins."""
 
 
 class Standing(NamedTuple):

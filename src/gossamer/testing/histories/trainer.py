@@ -10,8 +10,7 @@ from enum import IntEnum
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from gossamer.process.liveness.records import Stage
-from gossamer.process.state.lineage import Head, Lineage, find_heads, merge
-from gossamer.process.state.merging import ROOT
+from gossamer.process.state.lineage import ROOT, Head, Lineage, find_heads, merge
 from gossamer.process.views.messages import PURPOSES, View
 from gossamer.process.views.view_change import ViewChange
 from gossamer.testing.histories.collectives import Collective

@@ -7,8 +7,7 @@ from collections.abc import Callable
 from typing import Any, NoReturn
 
 from gossamer.process.liveness.actions import Send
-from gossamer.process.liveness.heartbeats import BOARD_WORKERS
-from gossamer.process.liveness.peer import Timing
+from gossamer.process.liveness.peer import BOARD_WORKERS, Timing
 from gossamer.process.liveness.records import Message, Stage, first_record, from_bytes, to_bytes
 from gossamer.process.state.lineage import ViewId
 from gossamer.process.views import messages
