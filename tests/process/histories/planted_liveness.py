@@ -8,10 +8,11 @@ from gossamer.testing.histories.process import Parts
 class OnlyWhatOneHearsItselfCounts(Liveness):
     """Nobody passes on what it has heard: two workers that cannot reach each other take each other for dead."""
 
-    def _send(self, rank, kind, *about):
-        super()._send(rank, kind, *about)
-        last = self.actions[-1]
-        self.actions[-1] = last._replace(message=last.message._replace(records=(self.own,)))
+    def _send(self, ranks, kind, *about):
+        if ranks:
+            super()._send(ranks, kind, *about)
+            last = self.actions[-1]
+            self.actions[-1] = last._replace(message=last.message._replace(records=(self.own,)))
 
 
 class ItsOwnPauseCounts(Liveness):
@@ -33,9 +34,8 @@ class AnyRecordIsNew(Liveness):
 class TheDeadAreNotLookedFor(Liveness):
     """Both sides of a partition forget each other."""
 
-    def _send(self, rank, kind, *about):
-        if not (kind == Kind.PING and self.peers[rank].dead):
-            super()._send(rank, kind, *about)
+    def _send(self, ranks, kind, *about):
+        super()._send([rank for rank in ranks if kind != Kind.PING or not self.peers[rank].dead], kind, *about)
 
 
 class TheSilentAreNotAsked(Liveness):

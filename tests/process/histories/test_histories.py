@@ -91,6 +91,27 @@ def test_64_workers_know_of_a_death_within_two_seconds_and_of_news_within_millis
     assert all(list(process.said) == [42] for process in world.processes.values())
 
 
+@pytest.mark.timeout(300)
+def test_a_newcomer_in_a_large_run_learns_who_has_been_dead_for_long():
+    world = World(3, 70, LinkQuality(min_delay_s=0.001, max_delay_s=0.001))
+    for rank in range(70):
+        world.start(rank)
+    world.queue.run_until(2.0)
+    # As on a machine that is off: nothing refuses.
+    world.stop(42)
+    world.queue.run_until(world.now + 6.0)
+    world.crash(7)
+    world.start(7)
+    world.queue.run_until(world.now + 4.0)
+    machine = world.processes[7].machine
+    assert [rank for rank in range(70) if machine.dead(rank)] == [42]
+    assert all(
+        process.machine.dead(42) and not process.machine.dead(7)
+        for process in world.processes.values()
+        if not process.stopped
+    )
+
+
 OWN = Record(1, 5, 9, 2, Stage.DONE, 123, 4.5, (1, 2, 3), (0, 7, 1), ("127.0.0.1", 4711))
 
 
@@ -128,11 +149,12 @@ def test_what_is_no_message_about_a_view_is_refused(data):
 
 
 @pytest.mark.timeout(300)
-def test_80_workers_agree_within_a_second_of_a_loss_and_send_little():
-    crowd = run_crowd(80)
+@pytest.mark.parametrize("workers", [80, 256])
+def test_many_workers_agree_within_a_second_of_a_loss_and_send_little(workers):
+    crowd = run_crowd(workers)
     assert crowd.num_views == 1
     assert crowd.agreed_s < 1.0
-    # Four neighbours, five times a second, and not all records to all of them.
+    # Four neighbours, five times a second, and not all records to all of them: as much in a run of any size.
     assert crowd.messages_per_worker < 30
     assert crowd.bytes_per_worker < 150_000
     assert crowd.most_bytes < 8_000

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -9,9 +10,9 @@ from gossamer.process.liveness.records import Message
 
 
 class Send(NamedTuple):
-    """Send a message. It may be lost or late."""
+    """Send a message to some workers. It may be lost or late."""
 
-    rank: int
+    ranks: Sequence[int]
     message: Message
 
 

@@ -253,7 +253,9 @@ class Heartbeats:
 
     def _send(self, action: Send) -> None:
         if self._started:
-            self.send(action.rank, to_bytes(*action.message))
+            data = to_bytes(*action.message)
+            for rank in action.ranks:
+                self.send(rank, data)
 
     def send(self, rank: int, message: bytes) -> None:
         """Send a message to another worker; it may be lost."""

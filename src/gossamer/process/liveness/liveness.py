@@ -21,12 +21,15 @@ from __future__ import annotations
 import itertools
 import random
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import cached_property
 
 from gossamer.process.liveness.actions import Change, Notice, Send
 from gossamer.process.liveness.peer import NEVER, Peer, Timing
 from gossamer.process.liveness.records import Kind, Message, Record, Stage, first_record
+from gossamer.process.liveness.ring import Ring
 from gossamer.process.net.connection import Address
+from gossamer.seeds import text_stream
 
 MAX_PINGS = 4
 """Silent workers that are pinged at a time: if this worker has been slow, all seem to be silent."""
@@ -55,7 +58,7 @@ class Liveness:
         self.actions: list[Send | Notice] = []
         self.changed: set[int] = set()
         """Workers about which there is news; whoever drives this machine empties it."""
-        self._rng = random.Random(f"{seed}/{own.rank}/{own.process}")
+        self._seed = f"{seed}/{own.rank}/{own.process}"
         self._ticked_at = now
         self._gossip_at = now
         self._passes_all = workers - 1 <= MAX_RECORDS
@@ -63,38 +66,47 @@ class Liveness:
         self._suspects: set[int] = set()
         """Workers that somebody else has found dead, and this one not yet."""
         self._lost: set[int] = set()
+        self._unknown = set(self.peers)
+        """Workers of which nothing is known yet."""
         self._turn: deque[int] = deque(self.peers)
         """Whose records are passed on next, if a message cannot have all."""
         self._news: dict[int, None] = {}
         self._found_dead: dict[tuple[int, int], None] = {}
         """What waits to be passed on."""
         self._num_pushes = 0
-        self._neighbours: list[int] | None = None
+        self._ring = Ring(own.rank)
+
+    @cached_property
+    def _rng(self) -> random.Random:
+        return text_stream(self._seed)
 
     # What the worker does
 
     def beat(self, steps: int, busy_s: float) -> None:
         """Count a heartbeat; it travels with the next gossip."""
-        self.own = self.own._replace(heartbeats=self.own.heartbeats + 1, steps=steps, busy_s=busy_s)
+        rank, process, heartbeats, changes, stage, _, _, requests, views, address = self.own
+        self.own = Record(rank, process, heartbeats + 1, changes, stage, steps, busy_s, requests, views, address)
 
     def advance(self, stage: Stage) -> None:
         """This worker is done, or leaves: tell the others at once."""
         if stage > self.own.stage:
             self._change(stage=stage)
             # All of them, unless they are many: after this one has left, nobody asks it again.
-            self._gossip(self.peers if stage >= Stage.LEFT and self._passes_all else self.neighbours())
+            everybody = stage >= Stage.LEFT and self._passes_all
+            self._send(list(self.peers) if everybody else self._ring.neighbours(), Kind.GOSSIP)
 
     def request(self, membership: int, number: int) -> None:
         """A view of a membership is requested: tell the others at once."""
         requests = list(self.own.requests)
         requests[membership] = number
         if self._raise_requests(requests):
-            self._gossip(self.neighbours())
+            self._send(self._ring.neighbours(), Kind.GOSSIP)
 
     def _raise_requests(self, requests: Sequence[int]) -> bool:
         """Note what somebody requests; return whether that is new here."""
-        raised = tuple(map(max, self.own.requests, requests))
-        if raised == self.own.requests:
+        known = self.own.requests
+        raised = known if requests == known else tuple(map(max, known, requests))
+        if raised == known:
             return False
         self._change(requests=raised)
         self.changed.add(self.own.rank)
@@ -115,6 +127,7 @@ class Liveness:
         """A worker has come that was not there at the start."""
         if rank != self.own.rank and rank not in self.retired and rank not in self.peers:
             self.peers[rank] = Peer(now)
+            self._unknown.add(rank)
             self._turn.append(rank)
             self._passes_all = len(self.peers) <= MAX_RECORDS
 
@@ -123,10 +136,11 @@ class Liveness:
         self.retired.add(rank)
         if self.peers.pop(rank, None) is not None:
             self._turn.remove(rank)
-            for ranks in (self._lost, self._suspects, self._watching):
+            for ranks in (self._lost, self._suspects, self._watching, self._unknown):
                 ranks.discard(rank)
             self._news.pop(rank, None)
-            self._neighbours, self._passes_all = None, len(self.peers) <= MAX_RECORDS
+            self._ring.place(rank, False)
+            self._passes_all = len(self.peers) <= MAX_RECORDS
             self.changed.add(rank)
 
     def _know(self, rank: int, now: float) -> bool:
@@ -144,25 +158,6 @@ class Liveness:
     def record(self, rank: int) -> Record | None:
         return self.own if rank == self.own.rank else self.peers[rank].record if rank in self.peers else None
 
-    def neighbours(self) -> list[int]:
-        """Return the workers that this one tells what it knows: few, in a ring of those that are there, and across it.
-
-        Both ends of such a pair send. So news reaches n workers in about √n / 2 messages one after the other.
-        """
-        if self._neighbours is not None:
-            return self._neighbours
-        there = [self.own.rank, *(rank for rank, peer in self.peers.items() if peer.record and not self._gone(rank))]
-        ring = sorted(there)
-        at, size = ring.index(self.own.rank), len(ring)
-        across = max(2, round(size**0.5))
-        found = {ring[(at + offset) % size] for offset in (-across, -1, 1, across)}
-        self._neighbours = sorted(found - {self.own.rank})
-        return self._neighbours
-
-    def _gone(self, rank: int) -> bool:
-        peer = self.peers[rank]
-        return peer.dead or (peer.record is not None and peer.record.stage >= Stage.LEFT)
-
     # Messages
 
     def found(self, rank: int, process: int, address: Address, now: float) -> None:
@@ -171,8 +166,10 @@ class Liveness:
             return
         peer = self.peers[rank]
         self._learn(first_record(rank, process, address), -1, now)
-        if peer.dead or (peer.record is not None and peer.record.heartbeats == 0):
-            self._send(rank, Kind.PING)
+        # In a large run it is asked only if the others do not soon tell how it is.
+        asks = self._passes_all or now - peer.moved_at >= self.timing.dead_s
+        if peer.dead or (asks and peer.record is not None and peer.record.heartbeats == 0):
+            self._send([rank], Kind.PING)
 
     def receive(self, sender: int, message: Message, now: float) -> None:
         if sender == self.own.rank or message.records[0].rank != sender or not self._know(sender, now):
@@ -181,17 +178,18 @@ class Liveness:
         process = message.records[0].process
         if peer.record is not None and process < peer.record.process:
             # Another process of this rank had a higher number: the sender has to take one that is higher still.
-            self._send(sender, Kind.GOSSIP, [sender])
+            self._send([sender], Kind.GOSSIP, [sender])
             return
-        if peer.record is None and not self._passes_all:
-            # It is new, and needs to know all.
-            self._send(sender, Kind.GOSSIP, list(self.peers))
+        if not self._passes_all and (peer.record is None or process > peer.record.process):
+            # It is new, and needs to know all. Nobody tells it later of those that have been dead for long.
+            lost = [(rank, record.process) for rank in sorted(self._lost) if (record := self.peers[rank].record)]
+            self._send([sender], Kind.GOSSIP, list(self.peers), tuple(lost))
         news = [record.rank for record in message.records if self._learn(record, sender, now)]
         for rank, found_dead in message.found_dead:
             self._suspect(rank, found_dead, now)
         peer.answered_at, peer.refused_at = now, NEVER
         if message.kind == Kind.PING:
-            self._send(sender, Kind.PONG)
+            self._send([sender], Kind.PONG)
         if news:
             self._pass_on(news, sender)
         self._judge(sender, now)
@@ -205,15 +203,16 @@ class Liveness:
 
     def _learn(self, record: Record, sender: int, now: float) -> bool:
         """Take a record over if it is newer than what is known; return whether others have to know it at once."""
-        if record.rank == self.own.rank:
+        rank = record.rank
+        if rank == self.own.rank:
             if record.process > self.own.process:
                 # Of an earlier process of this rank, on a machine whose clock is ahead.
                 self._change(process=record.process + 1)
                 return True
             return False
-        if not self._know(record.rank, now):
+        if rank not in self.peers and not self._know(rank, now):
             return False
-        peer = self.peers[record.rank]
+        peer = self.peers[rank]
         before = peer.record
         if not record.is_newer_than(before):
             return False
@@ -221,6 +220,7 @@ class Liveness:
         # A process that hangs may still pass on what others request.
         moved = before is None or replaced or record.heartbeats > before.heartbeats
         peer.record = record
+        self._unknown.discard(rank)
         if moved:
             peer.moved_at = now
         if replaced:
@@ -228,22 +228,22 @@ class Liveness:
         if peer.dead and before is not None and before.heartbeats == 0:
             # Only its address was known: what others have heard of it may be older than its death.
             peer.last_heartbeats = record.heartbeats
-        lives = (record.rank == sender and moved) or record.heartbeats >= peer.last_heartbeats + ALIVE_COUNTS
+        lives = (rank == sender and moved) or record.heartbeats >= peer.last_heartbeats + ALIVE_COUNTS
         returned = replaced or (peer.dead and lives)
         if returned:
             peer.dead, peer.watched_from = False, now
-            self._lost.discard(record.rank)
-            self._clear(record.rank)
-            self.actions.append(Notice(Change.RETURNED, record.rank))
-            self.changed.add(record.rank)
+            self._lost.discard(rank)
+            self._clear(rank)
+            self.actions.append(Notice(Change.RETURNED, rank))
+            self.changed.add(rank)
         raised = self._raise_requests(record.requests)
-        if before is None or (record.stage, record.views) != (before.stage, before.views):
-            self.changed.add(record.rank)
+        if before is None or record.stage != before.stage or record.views != before.views:
+            self.changed.add(rank)
         if record.stage == Stage.RETIRED and (before is None or before.stage != Stage.RETIRED):
-            self.actions.append(Notice(Change.RETIRED, record.rank))
+            self.actions.append(Notice(Change.RETIRED, rank))
         news = before is None or returned or record.stage != before.stage
         if news:
-            self._neighbours = None
+            self._ring.place(rank, peer.is_there)
         return raised or news
 
     def _suspect(self, rank: int, process: int, now: float) -> None:
@@ -253,7 +253,7 @@ class Liveness:
             return
         self._suspects.add(rank)
         peer.suspected_at = now
-        self._send(rank, Kind.PING)
+        self._send([rank], Kind.PING)
         self._found_dead[rank, process] = None
         self._pass_on([], rank)
 
@@ -265,20 +265,24 @@ class Liveness:
         self._ticked_at = now
         if late_s > self.timing.paused_s:
             self._forgive(late_s, now)
-        watched = self._watched(now)
-        for rank in watched:
+        silent = []
+        for rank in self._watched(now):
+            peer = self.peers[rank]
+            if peer.moves(self.timing, now):
+                continue
             self._judge(rank, now)
-        silent = [rank for rank in watched if not self.peers[rank].dead and self._is_silent(self.peers[rank], now)]
-        for rank in self._rng.sample(silent, min(MAX_PINGS, len(silent))):
-            self._send(rank, Kind.PING)
+            if not peer.dead and peer.record is not None and not peer.moves(self.timing, now):
+                silent.append(rank)
+        if silent:
+            self._send(self._rng.sample(silent, min(MAX_PINGS, len(silent))), Kind.PING)
         self._num_pushes = 0
         if self._news or self._found_dead:
             self._pass_on([], None)
         if now >= self._gossip_at:
             self._gossip_at = now + self.timing.gossip_s
-            self._gossip(self.neighbours(), self._next_in_turn())
+            self._send(self._ring.neighbours(), Kind.GOSSIP, self._next_in_turn())
             if self._lost:
-                self._send(self._rng.choice(sorted(self._lost)), Kind.PING)
+                self._send([self._rng.choice(sorted(self._lost))], Kind.PING)
 
     def _watched(self, now: float) -> list[int]:
         """Return the workers whose counters should move, or that others have found dead."""
@@ -289,8 +293,7 @@ class Liveness:
             # What others have heard of it may be older than its death.
             if min(peer.answered_at, peer.moved_at) > peer.suspected_at:
                 self._clear(rank)
-        unknown = [rank for rank, peer in self.peers.items() if peer.record is None]
-        watched = {*self.neighbours(), *self._suspects, *unknown}
+        watched = {*self._ring.neighbours(), *self._suspects, *self._unknown}
         for rank in watched - self._watching:
             self.peers[rank].watched_from = now if rank not in self._suspects else NEVER
         self._watching = watched
@@ -306,9 +309,6 @@ class Liveness:
             peer.moved_at = min(now, peer.moved_at + late_s)
             peer.answered_at = min(now, peer.answered_at + late_s)
 
-    def _is_silent(self, peer: Peer, now: float) -> bool:
-        return peer.record is not None and now - max(peer.moved_at, peer.watched_from) >= self.timing.suspect_s
-
     def _judge(self, rank: int, now: float) -> None:
         peer = self.peers[rank]
         if not peer.dead and self._is_dead(peer, now):
@@ -316,7 +316,7 @@ class Liveness:
             self.actions.append(Notice(Change.DIED, rank))
             self.changed.add(rank)
             self._lost.add(rank)
-            self._neighbours = None
+            self._ring.place(rank, peer.is_there)
             if not self._passes_all and peer.record is not None and rank not in self._suspects:
                 self._found_dead[rank, peer.record.process] = None
                 self._pass_on([], rank)
@@ -327,15 +327,11 @@ class Liveness:
 
     # Sending
 
-    def _gossip(self, ranks: Iterable[int], about: Sequence[int] = ()) -> None:
-        for rank in list(ranks):
-            self._send(rank, Kind.GOSSIP, about)
-
     def _pass_on(self, news: Sequence[int], sender: int | None) -> None:
         """Tell the neighbours what is new about others."""
-        neighbours = [rank for rank in self.neighbours() if rank != sender]
+        neighbours = [rank for rank in self._ring.neighbours() if rank != sender]
         if self._passes_all:
-            self._gossip(neighbours)
+            self._send(neighbours, Kind.GOSSIP)
             return
         self._news.update(dict.fromkeys(news))
         self._num_pushes += 1
@@ -343,8 +339,7 @@ class Liveness:
             return
         about, found_dead = list(self._news), tuple(self._found_dead)
         self._news, self._found_dead = {}, {}
-        for rank in neighbours:
-            self._send(rank, Kind.GOSSIP, about, found_dead)
+        self._send(neighbours, Kind.GOSSIP, about, found_dead)
 
     def _next_in_turn(self) -> list[int]:
         if self._passes_all:
@@ -354,12 +349,17 @@ class Liveness:
         return ranks
 
     def _send(
-        self, rank: int, kind: Kind, about: Sequence[int] = (), found_dead: tuple[tuple[int, int], ...] = ()
+        self, ranks: Sequence[int], kind: Kind, about: Sequence[int] = (), found_dead: tuple[tuple[int, int], ...] = ()
     ) -> None:
         """Send a message with all records; of many workers, only with those ``about`` some of them."""
+        if not ranks:
+            return
         peers = self.peers
-        ranks = list(peers) if self._passes_all else [other for other in about if other != self.own.rank]
-        known = [record for other in ranks if (record := peers[other].record) is not None]
+        if self._passes_all:
+            known = [peer.record for peer in peers.values() if peer.record is not None]
+        else:
+            others = (peers[other] for other in about if other != self.own.rank)
+            known = [peer.record for peer in others if peer.record is not None]
         for at in range(0, max(len(known), 1), MAX_RECORDS):
             message = Message(kind, (self.own, *known[at : at + MAX_RECORDS]), found_dead)
-            self.actions.append(Send(rank, message))
+            self.actions.append(Send(ranks, message))

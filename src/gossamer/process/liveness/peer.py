@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from gossamer.process.liveness.records import Record
+from gossamer.process.liveness.records import Record, Stage
 
 NEVER = float("-inf")
 
@@ -49,6 +49,16 @@ class Peer:
         """When somebody else had found it dead."""
         self.last_heartbeats = 0
         """Its counter when it died."""
+
+    @property
+    def is_there(self) -> bool:
+        return not self.dead and self.record is not None and self.record.stage < Stage.LEFT
+
+    def moves(self, timing: Timing, now: float) -> bool:
+        """Return whether its counter has moved lately, and nobody else has found it dead: most often that is so."""
+        if self.record is None or self.suspected_at != NEVER:
+            return False
+        return now - self.moved_at < timing.suspect_s or now - self.watched_from < timing.suspect_s
 
     def is_dead(self, timing: Timing, now: float, all_seen: bool) -> bool:
         """Return whether it counts as dead. ``all_seen``: it has been heard of, or should have been."""

@@ -48,7 +48,12 @@ class Record(NamedTuple):
     """Where it listens."""
 
     def is_newer_than(self, other: Record | None) -> bool:
-        return other is None or self[1:4] > other[1:4]
+        # Field by field: this is the most frequent thing that a worker does with a message.
+        if other is None or self.process != other.process:
+            return other is None or self.process > other.process
+        if self.heartbeats != other.heartbeats:
+            return self.heartbeats > other.heartbeats
+        return self.changes > other.changes
 
 
 class Kind(IntEnum):

@@ -50,7 +50,10 @@ class Lineage(NamedTuple):
 
     def steps_of(self, view: ViewId) -> int:
         """Return how many steps of ``view`` are in this model; −1 if none are known."""
-        return next((part.made for part in self.parts if part.view == view), -1)
+        for part in self.parts:
+            if part.view == view:
+                return part.made
+        return -1
 
     def includes(self, other: Lineage) -> bool:
         """Return whether all steps of ``other`` are in this model."""

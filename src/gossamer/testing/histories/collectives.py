@@ -60,10 +60,10 @@ class Collectives:
         return collective
 
     def try_to_complete(self, collective: Collective) -> None:
-        ranks = collective.view.ranks
         if collective.values is None:
-            if len(collective.entries) < len(ranks):
+            if len(collective.entries) < len(collective.view.members):
                 return
+            ranks = collective.view.ranks
             if self._world.network.down and not all(self._connected(one, other) for one, other in _pairs(ranks)):
                 return
             collective.values = {rank: entry.value for rank, entry in collective.entries.items()}
@@ -75,7 +75,7 @@ class Collectives:
         values = collective.values
         if trainer.waits_in is not collective or values is None:
             return
-        if not all(self._connected(trainer.rank, rank) for rank in collective.view.ranks):
+        if self._world.network.down and not all(self._connected(trainer.rank, rank) for rank in collective.view.ranks):
             return
         if self._away(collective) - {trainer.rank} and self._world.rng.random() < 0.5:
             trainer.broken(collective)

@@ -62,7 +62,7 @@ def run_crowd(workers: int) -> Crowd:
     world.crash(workers // 3)
     agreed_s = _until_agreed(world, 30.0) - lost_at
     world.queue.run_until(lost_at + 1.0)
-    views = {trainer.view for trainer in world.invariants.running()}
+    views = {trainer.view and trainer.view.id for trainer in world.invariants.running()}
     return Crowd(
         workers,
         begun_s,
@@ -81,8 +81,8 @@ def _until_agreed(world: World, limit_s: float) -> float:
     until = world.now + limit_s
     while world.now < until:
         world.queue.run_until(world.now + 0.005)
-        views = {trainer.view for trainer in world.invariants.running()}
-        view = next(iter(views))
+        views = {trainer.view.id if trainer.view else None: trainer.view for trainer in world.invariants.running()}
+        view = next(iter(views.values()))
         if len(views) == 1 and view is not None and view.ranks == sorted(world.processes):
             break
     return world.now

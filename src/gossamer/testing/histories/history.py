@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from gossamer.seeds import text_stream
 from gossamer.testing.histories.invariants import Violated
 from gossamer.testing.histories.network import LinkQuality
 from gossamer.testing.histories.process import Parts
@@ -59,7 +59,7 @@ def run_history(seed: int, parts: Parts | None = None, log: Callable[[str], None
 
 class History:
     def __init__(self, seed: int, parts: Parts | None, log: Callable[[str], None] | None) -> None:
-        self.rng = rng = random.Random(f"history {seed}")
+        self.rng = rng = text_stream(f"history {seed}")
         self.workers = rng.choice((2, 3, 3, 4, 4, 5, 9))
         quality = LinkQuality(
             max_delay_s=rng.choice((0.002, 0.02, 0.1)),

@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from gossamer.process.liveness.actions import Send
 from gossamer.process.liveness.peer import BOARD_WORKERS, Timing
-from gossamer.process.liveness.records import Message, Stage, first_record, from_bytes, to_bytes
+from gossamer.process.liveness.records import Message, Stage, first_record
+from gossamer.process.net.connection import Address
 from gossamer.process.state.lineage import ViewId
-from gossamer.process.views import messages
 from gossamer.process.views.messages import FINISH, PURPOSES, View, ViewMessage
 from gossamer.process.views.view_change import Installed, SendTo, Tell, ViewChange
+from gossamer.seeds import text_stream
 from gossamer.testing.histories.collectives import Collectives
+from gossamer.testing.histories.encoding import encoded, travelled
 from gossamer.testing.histories.invariants import Invariants, Violated
 from gossamer.testing.histories.network import EventQueue, LinkQuality, Network
 from gossamer.testing.histories.process import Parts, Process
@@ -41,7 +42,7 @@ class World:
         self.parts, self.step_s = parts or Parts(), step_s
         self._encodes = seed % 16 == 0
         """Whether messages travel as bytes, as on a real connection: that takes longer than all the rest."""
-        self.rng = random.Random(f"world {seed}")
+        self.rng = text_stream(f"world {seed}")
         self.queue = EventQueue()
         self.network = Network(workers, quality, self.rng, self.queue)
         self.processes: dict[int, Process] = {}
@@ -197,7 +198,7 @@ class World:
             else:
                 self.do(process, call)
 
-        self.queue.at(self.now + delay_s, act)
+        self.queue.at(self.queue.now + delay_s, act)
 
     def note_model(self, trainer: Trainer, model: Model) -> None:
         """Models that have one name have the same weights."""
@@ -230,19 +231,23 @@ class World:
     # Processes
 
     def _tick(self, process: Process) -> None:
-        process.machine.tick(self.now)
+        now = self.queue.now
+        process.machine.tick(now)
         for views in process.views:
-            views.tick(self.now)
+            views.tick(now)
 
     def _repeat(self, process: Process, interval_s: float, call: Callable[[Process], None]) -> None:
+        queue, uniform = self.queue, self.rng.uniform
+
         def again() -> None:
             if self.processes.get(process.rank) is not process:
                 return
             if not process.stopped:
-                self.do(process, lambda: call(process))
-            self.queue.at(self.now + interval_s * self.rng.uniform(1.0, 1.2), again)
+                call(process)
+                self._carry_out(process)
+            queue.at(queue.now + interval_s * uniform(1.0, 1.2), again)
 
-        self.queue.at(self.now + interval_s * self.rng.random(), again)
+        queue.at(queue.now + interval_s * self.rng.random(), again)
 
     def _beat(self, process: Process) -> None:
         if not process.hung:
@@ -272,37 +277,40 @@ class World:
     def _carry_out(self, process: Process) -> None:
         machine = process.machine
         while True:
-            actions, machine.actions = machine.actions, []
-            for action in actions:
-                if isinstance(action, Send):
-                    self._send(process, action.rank, action.message)
-                else:
-                    self.invariants.check_notice(process, action)
-            changed, machine.changed = machine.changed, set()
-            if process.views and changed:
+            if machine.actions:
+                actions, machine.actions = machine.actions, []
+                for action in actions:
+                    if isinstance(action, Send):
+                        self._send(process, action.ranks, action.message)
+                    else:
+                        self.invariants.check_notice(process, action)
+            if machine.changed:
+                changed, machine.changed = machine.changed, set()
                 self._tell_views(process, changed)
-            acts = [(views, action) for views in process.views for action in views.actions]
+            acts = []
+            for views in process.views:
+                if views.actions:
+                    acts += [(views, act) for act in views.actions]
+                    views.actions = []
             if not acts and not machine.actions and not machine.changed:
                 return
-            for views in process.views:
-                views.actions = []
             for views, act in acts:
                 self._carry_out_view(process, views, act)
 
     def _tell_views(self, process: Process, ranks: set[int]) -> None:
+        machine = process.machine
+        records = [machine.record(rank) for rank in ranks if rank != process.rank]
         for index, views in enumerate(process.views):
-            views.request(process.machine.own.requests[index])
-            for rank in ranks:
-                record = process.machine.record(rank)
-                if rank != process.rank and record is not None:
-                    views.heard(rank, record.process, record.views[index])
+            views.request(machine.own.requests[index])
+            for record in records:
+                if record is not None:
+                    views.heard(record.rank, record.process, record.views[index])
             views.update()
 
     def _carry_out_view(self, process: Process, views: ViewChange, action: SendTo | Tell | Installed) -> None:
         match action:
             case SendTo(ranks, message):
-                for rank in ranks:
-                    self._send(process, rank, message)
+                self._send(process, ranks, message)
             case Tell(number):
                 self.requested_at = self.now
                 process.machine.request(views.purpose, number)
@@ -313,44 +321,44 @@ class World:
                 if trainer is not None:
                     self.later(process, 0.0, lambda: trainer.installed(views.purpose, view))
 
-    def _send(self, process: Process, rank: int, message: Message | ViewMessage) -> None:
-        sender = process.rank
-        # As on a real connection: what cannot be answered does not get through either.
-        if (rank, sender) in self.network.down:
-            return
-        known = process.machine.record(rank)
-        address = self.addresses.get(rank) if known is None or process.machine.dead(rank) else known.address
-        if address is None:
-            return
+    def _send(self, process: Process, ranks: Sequence[int], message: Message | ViewMessage) -> None:
+        """Send a message to some workers, who get the same: none of them changes it."""
+        network, down, peers = self.network, self.network.down, process.machine.peers
         if self._encodes:
-            message = _travelled(message, self.workers)
-        if self.network.sizes:
-            self.network.count(len(_encoded(message)))
+            message = travelled(message, self.workers)
+        size = len(encoded(message)) if network.sizes else 0
+        for rank in ranks:
+            # As on a real connection: what cannot be answered does not get through either.
+            if down and (rank, process.rank) in down:
+                continue
+            peer = peers.get(rank)
+            known = None if peer is None or peer.dead else peer.record
+            address = self.addresses.get(rank) if known is None else known.address
+            if address is not None:
+                if size:
+                    network.count(size)
+                network.send(process.rank, rank, self._arrival(process, rank, address, message))
 
+    def _arrival(
+        self, sender: Process, rank: int, address: Address, message: Message | ViewMessage
+    ) -> Callable[[], None]:
         def arrive() -> None:
             receiver = self.processes.get(rank)
             if receiver is None or self.addresses[rank] != address:
-                self.network.send(rank, sender, refuse)
-            elif isinstance(message, ViewMessage):
-                self.do(receiver, lambda: receiver.views[message.purpose].receive(sender, message))
+                self.network.send(rank, sender.rank, refuse)
+            elif receiver.stopped:
+                receiver.waiting.append(lambda: self._receive(receiver, sender.rank, message))
             else:
-                self.do(receiver, lambda: receiver.machine.receive(sender, message, self.now))
+                self._receive(receiver, sender.rank, message)
+                self._carry_out(receiver)
 
         def refuse() -> None:
-            self.do(process, lambda: process.machine.refused(rank, address, self.now))
+            self.do(sender, lambda: sender.machine.refused(rank, address, self.now))
 
-        self.network.send(sender, rank, arrive)
+        return arrive
 
-
-def _encoded(message: Message | ViewMessage) -> bytes:
-    return messages.to_bytes(message) if isinstance(message, ViewMessage) else to_bytes(*message)
-
-
-def _travelled(message: Message | ViewMessage, workers: int) -> Message | ViewMessage:
-    parsed: Message | ViewMessage | None
-    if isinstance(message, ViewMessage):
-        parsed = messages.from_bytes(_encoded(message), workers)
-    else:
-        parsed = from_bytes(_encoded(message), workers)
-    assert parsed is not None
-    return parsed
+    def _receive(self, receiver: Process, sender: int, message: Message | ViewMessage) -> None:
+        if isinstance(message, ViewMessage):
+            receiver.views[message.purpose].receive(sender, message)
+        else:
+            receiver.machine.receive(sender, message, self.queue.now)
