@@ -45,7 +45,10 @@ class Invariants:
         ended_at = self.world.changed_at[rank]
         # Whoever was stopped has nothing to say about those that were not.
         just_resumed = process.resumed_at == self.world.changed_at[process.rank]
-        if change == before == Change.RETURNED or other is not None or about != number or just_resumed:
+        # And one that was stopped passes on what had waited for it: how the dead were before they died.
+        processes = self.world.processes.values()
+        may_be_late = just_resumed or any(self.world.now - each.resumed_at < SLACK_S for each in processes)
+        if change == before == Change.RETURNED or other is not None or about != number or may_be_late:
             pass
         elif change == Change.RETURNED and at > ended_at > self.world.links_changed_at + self._known_after_s():
             raise Violated(f"worker {process.rank} says that worker {rank} is back, as it was when it died")
@@ -53,7 +56,7 @@ class Invariants:
         if quiet_s < self._known_after_s():
             return
         there = {each.rank for each in self.world.processes.values() if not each.stopped}
-        if change == Change.RETURNED and other is None and not just_resumed:
+        if change == Change.RETURNED and other is None and not may_be_late:
             raise Violated(f"worker {process.rank} says that worker {rank} is back, which ended {quiet_s:.1f} s ago")
         alive = other is not None and not other.stopped and not other.hung and other.machine.own.process == number
         connected = rank in self.world.network.reachable(process.rank, there)
@@ -87,8 +90,15 @@ class Invariants:
                 raise Violated(f"worker {process.rank} knows an earlier process of worker {rank} only")
             if known.stage != other.machine.own.stage and self.world.now - self.world.changed_at[rank] > SLACK_S:
                 raise Violated(f"worker {process.rank} does not know how far worker {rank} is")
-        elif not dead and self.world.now - self.world.changed_at[rank] > self._known_after_s():
+        elif not dead and self.world.now - self._heard_at(process, rank) > self._known_after_s():
             raise Violated(f"worker {process.rank} takes worker {rank} for alive")
+
+    def _heard_at(self, process: Process, rank: int) -> float:
+        """Return until when a worker may have heard of another one, though the links between them are cut."""
+        other, (change, number, at) = self.world.processes.get(rank), process.said.get(rank, (Change.DIED, 0, 0.0))
+        # It may have read in the store, later, that there is a new process.
+        told = other is not None and change == Change.RETURNED and number == other.machine.own.process
+        return max(self.world.changed_at[rank], at if told else 0.0)
 
     # Who is in, and the training
 
@@ -119,7 +129,9 @@ class Invariants:
 
     def check_one_model(self) -> None:
         """All workers that train are in one view, and none has a model that is in no other."""
-        training = [trainer for trainer in self.running() if trainer.phase == Phase.TRAINING]
+        # Workers that pause because they are too few keep their view.
+        running = [trainer for trainer in self.running() if self.world.may_train(trainer.process)]
+        training = [trainer for trainer in running if trainer.phase == Phase.TRAINING]
         views = {trainer.view.id for trainer in training if trainer.view is not None}
         if len(views) > 1:
             self.world.violate(f"the network is whole, and there are {len(views)} views")
