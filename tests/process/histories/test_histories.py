@@ -1,5 +1,7 @@
 """Histories of the protocol between workers: the invariants hold, planted bugs are found, a loss is noticed fast."""
 
+import random
+
 import planted_liveness
 import planted_views
 import pytest
@@ -7,6 +9,7 @@ import pytest
 from gossamer.process.liveness.liveness import Liveness
 from gossamer.process.liveness.peer import Timing
 from gossamer.process.liveness.records import Kind, Message, Record, Stage, first_record, from_bytes, to_bytes
+from gossamer.process.liveness.ring import Ring
 from gossamer.process.state.lineage import ViewId
 from gossamer.process.views import messages
 from gossamer.process.views.messages import Member, ViewKind, ViewMessage
@@ -43,6 +46,12 @@ def test_invariants_hold_in_all_histories(part):
         if result.violation is not None:
             found.append(f"seed {seed}: {result.violation}")
     assert not found, "\n".join(found)
+
+
+@pytest.mark.parametrize("seed", [3767, 106118, 109692])
+def test_what_is_known_late_or_kept_on_purpose_is_no_violation(seed):
+    """A new process found in the store, what had waited for a stopped worker, a pause of those that are too few."""
+    assert run_history(seed).violation is None
 
 
 @pytest.mark.timeout(300)
@@ -89,6 +98,19 @@ def test_64_workers_know_of_a_death_within_two_seconds_and_of_news_within_millis
     world.queue.run_until(world.now + 2.0)
     assert {process.machine.dead(42) for process in world.processes.values()} == {True}
     assert all(list(process.said) == [42] for process in world.processes.values())
+
+
+def test_neighbours_are_those_beside_and_across_whoever_comes_and_goes():
+    ring, there = Ring(5), {5}
+    rng = random.Random(1)
+    for _ in range(300):
+        rank, comes = rng.choice([rank for rank in range(40) if rank != 5]), rng.random() < 0.6
+        ring.place(rank, comes)
+        there = there | {rank} if comes else there - {rank}
+        ranks, across = sorted(there), max(2, round(len(there) ** 0.5))
+        at = ranks.index(5)
+        near = {ranks[(at + offset) % len(ranks)] for offset in (-across, -1, 1, across)}
+        assert ring.neighbours() == sorted(near - {5})
 
 
 @pytest.mark.timeout(300)
