@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterator
 from datetime import timedelta
@@ -20,6 +21,9 @@ BUILD_TIMEOUT_S = 5.0
 WAIT_S = 0.1
 """How long a worker that waits for others waits in one request to the store."""
 
+MAX_READY = 256
+"""Groups that a worker remembers to have said it is ready for; one more forgets the oldest."""
+
 FIRST_POLL_S, POLL_S = 0.002, 0.02
 """How often a worker asks the store whether others have come: first often, since most come at once, then less often."""
 
@@ -29,6 +33,24 @@ class GroupBuilder:
 
     def __init__(self, rank: int, store: FailoverStore, connections: GroupConnections) -> None:
         self.rank, self.store, self._connections = rank, store, connections
+        self._ready: dict[str, str] = {}
+        """What this worker has said to be ready for, oldest first: names of groups, and what it needs each for."""
+        self._lock = threading.Lock()
+        store.on_move.append(self._republish)
+
+    def _republish(self) -> None:
+        """Say in a store that may be new what this worker is ready for.
+
+        It may have seen all others ready in the last store, or on the way here, and look no more: who has not would
+        wait for it here for ever.
+        """
+        with self._lock:
+            ready = dict(self._ready)
+        if ready:
+            self.store.set_all({self._key(name): purpose for name, purpose in ready.items()})
+
+    def _key(self, name: str) -> str:
+        return f"{name}/ready/{self.rank}"
 
     def build(
         self,
@@ -54,8 +76,12 @@ class GroupBuilder:
         """Wait until all members are ready to build, however long they take; return the ``purpose`` that each gives."""
         awaited, checked, polls = members, time.monotonic(), poll_intervals()
         purposes: dict[int, str] = {}
+        with self._lock:
+            self._ready[name] = purpose
+            if len(self._ready) > MAX_READY:
+                del self._ready[next(iter(self._ready))]
         while awaited:
-            self.store.set(f"{name}/ready/{self.rank}", purpose)
+            self.store.set(self._key(name), purpose)
             keys = [f"{name}/ready/{member}" for member in awaited]
             for member, ready in zip(awaited, self.store.get_all(keys), strict=True):
                 if ready is not None:
