@@ -3,8 +3,13 @@
 import re
 
 import pytest
+import torch
 from effects_script import run_method
 from real_workers import RealWorkers
+from torch import nn
+
+import gossamer
+from gossamer.process.lifecycle import TrainingEnded
 
 
 def outcome(effects, workers=3, steps=4, **order):
@@ -122,6 +127,32 @@ def test_a_mismatch_is_an_error_on_both_sides_that_names_both(effects, sides):
 def test_an_error_of_the_background_reaches_the_training():
     for report in failures("FailsInTheBackground", workers=2):
         assert report["kind"] == "ZeroDivisionError"
+
+
+def test_an_error_of_the_background_at_the_end_is_raised_by_finish(monkeypatch):
+    for name in ("WORLD_SIZE", "RANK", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    model = nn.Linear(3, 2)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    swarm = gossamer.join(model, optimizer, method="lasgd")
+    driver = swarm._runtime.driver
+    answer = driver.effects.answer
+
+    def fail_at_the_end(*arguments, **named):
+        try:
+            return answer(*arguments, **named)
+        except TrainingEnded:
+            raise ZeroDivisionError("in the background") from None
+
+    monkeypatch.setattr(driver.effects, "answer", fail_at_the_end)
+    model(torch.ones(1, 3)).sum().backward()
+    optimizer.step()
+    with pytest.raises(ZeroDivisionError):
+        swarm.finish()
+    # While it serves others, not when they have ended.
+    with pytest.raises(ZeroDivisionError):
+        driver.serve(lambda: False)
+    swarm.close()
 
 
 def test_an_undeclared_effect_is_refused_at_the_first_step():

@@ -99,7 +99,7 @@ class ReplicaDriver(Driver):
         except (TrainingEnded, StopIteration):
             pass
         except BaseException as error:
-            # The next step raises it: nobody would see it here.
+            # The next step, or the end, raises it: nobody would see it here.
             self._error = error
         finally:
             requests.close()

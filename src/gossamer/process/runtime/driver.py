@@ -49,7 +49,7 @@ class Driver:
         self._thread: threading.Thread | None = None
         self._optimizer_watch = OptimizerWatch(self.flat_model, state.events)
         self._error: BaseException | None = None
-        """What ended the background part, if anything did before the end of training."""
+        """What ended the background part, other than the end of training."""
         optimizer = self.flat_model.optimizer
         self._hooks = [
             optimizer.register_step_pre_hook(prepare_gradients),
@@ -136,6 +136,7 @@ class Driver:
     def serve(self, until: Callable[[], bool]) -> None:
         """Let the background part go on between steps until ``until()``."""
         while not until():
+            self.raise_background_error()
             time.sleep(SERVE_POLL_S)
 
     def _run_step(self) -> bool:
@@ -227,7 +228,7 @@ class Driver:
         except (TrainingEnded, StopIteration):
             pass
         except BaseException as error:
-            # The next step raises it: nobody would see it here.
+            # The next step, or the end, raises it: nobody would see it here.
             self._error = error
         finally:
             if generator is not None:

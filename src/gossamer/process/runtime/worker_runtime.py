@@ -351,3 +351,4 @@ class WorkerRuntime:
         self.driver.serve(others_done)
         self.effects.drain()
         self.driver.stop_background(self.exchanges.max_duration_s + 1)
+        self.driver.raise_background_error()
