@@ -41,7 +41,7 @@ pytest: .venv/dev
 
 # Real processes are killed, stopped and poisoned while the others train. It takes minutes; RUNS=50 repeats it.
 RUNS ?= 1
-AT_ONCE ?= 6
+AT_ONCE ?= 8
 faults: .venv/dev
 	$(BIN)/python tests/process/repeat_faults.py --runs $(RUNS) --at-once $(AT_ONCE)
 

@@ -1,78 +1,22 @@
-"""Workers that are killed, stopped, poisoned and restarted while the others train. Run by ``make faults``.
+"""Workers that are killed and restarted, come and leave, and cannot reach each other, while the others train.
 
-Each of these ends the same way: every survivor's process ends by itself and well, with no thread of ours left; all hold
-the same weights; and the model is good.
+The main part of the fault suite (``repeat_faults``). Each of these ends the same way: every survivor's process ends by
+itself and well, with no thread of ours left; all hold the same weights; and the model is good.
 """
 
 from __future__ import annotations
 
-import os
-import pickle
 import random
-import signal
-import socket
 import time
 from pathlib import Path
 from typing import Any
 
-import join_script
 import pytest
-from partitions import (  # noqa: F401
-    hosts,
-    test_both_sides_of_a_partition_are_averaged,
-    test_the_end_in_a_partition_is_said,
-    test_the_smaller_side_waits,
-)
-from real_workers import FORKS, RealWorkers, Report
-from replica_faults import test_a_replica_that_lost_a_rank_delays_nobody_and_exchanges_again  # noqa: F401
+from fault_checks import EVERY, LONG, NOT_WAITING, PAIRWISE, WAITING, good, newest_steps
+from real_workers import RealWorkers
 from training_script import train
 
-from gossamer.methods import METHODS
 from hosts import Hosts, Unavailable, enter
-
-PAIRWISE = tuple(name for name, method in METHODS.items() if method.pairwise)
-NOT_WAITING = tuple(name for name, method in METHODS.items() if not method.lockstep)
-WAITING = tuple(name for name, method in METHODS.items() if method.lockstep)
-EVERY = NOT_WAITING + WAITING
-LONG = {"width": 50_000, "lr": 0.001}
-"""A model whose exchange takes a while: 4 MB."""
-
-
-def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Each test as often as is asked for."""
-    runs = int(os.environ.get("FAULT_RUNS", "1"))
-    if runs > 1:
-        metafunc.fixturenames.append("run")
-        metafunc.parametrize("run", range(1, runs + 1))
-
-
-@pytest.fixture(scope="session", autouse=True)
-def all_loaded() -> None:
-    """Where several processes share these tests, all begin when the last has loaded torch: it takes every core."""
-    if "FAULT_READY" in os.environ:
-        first = FORKS.Process(target=int)
-        first.start()
-        first.join(120)
-        ready = Path(os.environ["FAULT_READY"])
-        (ready / str(os.getpid())).touch()
-        until = time.monotonic() + 300
-        while len(list(ready.iterdir())) < int(os.environ["FAULT_AT_ONCE"]) and time.monotonic() < until:
-            time.sleep(0.1)
-
-
-def good(ends: list[Report]) -> None:
-    assert all(end["weights"] == ends[0]["weights"] for end in ends)
-    assert ends[0]["accuracy"] > 0.95
-    assert [end["threads"] for end in ends] == [[]] * len(ends)
-
-
-def newest_steps(workers: RealWorkers, ranks: list[int]) -> list[int]:
-    """How far these workers are."""
-    for rank in ranks:
-        while workers[rank].waiting():
-            workers[rank].next()
-    return [workers[rank].reports[-1]["step"] for rank in ranks]
-
 
 # Killed
 
@@ -287,119 +231,6 @@ def test_newcomers_die_while_they_come(method: str, tmp_path: Path) -> None:
     good(ends)
 
 
-# In the handshake of join, before anything is connected
-
-
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("dies", ["_publish_facts", "_look"])
-@pytest.mark.parametrize("method", ["gossip", "allreduce", "lasgd"])
-def test_killed_in_the_handshake(method: str, dies: str, victim: int) -> None:
-    # The last worker comes late, so that the others are in the handshake meanwhile.
-    order = {"method": method, "ranks": {victim: {"dies": dies}, 2: {"late_s": 3.0}}, "steps": 100, "compute_s": 0.01}
-    with RealWorkers(3, script=join_script.run, **order) as workers:
-        workers[victim].died()
-        workers.restart(victim)
-        ends = [worker.at("finished") for worker in workers]
-    assert all(end["weights"] == ends[0]["weights"] for end in ends)
-
-
-@pytest.mark.parametrize("own", [{"version": "9.9"}, {"width": 9}, {"method": "lasgd"}, {"world": 4}])
-@pytest.mark.parametrize("method", ["gossip", "allreduce"])
-def test_a_worker_that_comes_back_otherwise_is_refused(method: str, own: dict[str, object], tmp_path: Path) -> None:
-    order = {"method": method, "steps": 100_000, "compute_s": 0.01, "until": tmp_path / "enough"}
-    with RealWorkers(3, script=join_script.run, **order) as workers:
-        for worker in workers:
-            worker.at("joined")
-        workers.kill(2)
-        workers.order = {**order, "ranks": {2: own}}
-        assert "comes to a run that has begun" in workers.restart(2).at("refused")["why"]
-        workers.order = order
-        workers.restart(2).at("joined")
-        (tmp_path / "enough").touch()
-        ends = [worker.at("finished") for worker in workers]
-    assert all(end["weights"] == ends[0]["weights"] for end in ends)
-
-
-# Stopped, slow, out of data early
-
-
-@pytest.mark.parametrize(
-    ("method", "victim"),
-    # Rank 0 hosts the store.
-    [(method, at % 3) for at, method in enumerate(EVERY)],
-)
-def test_stopped_for_ten_seconds(method: str, victim: int) -> None:
-    others = [rank for rank in range(4) if rank != victim]
-    steps = [400 if rank == victim else 700 for rank in range(4)]
-    with RealWorkers(4, method=method, steps=steps, compute_s=0.02) as workers:
-        for worker in workers:
-            worker.step(50)
-        workers[victim].signal(signal.SIGSTOP)
-        before = newest_steps(workers, others)
-        time.sleep(10)
-        after = newest_steps(workers, others)
-        workers[victim].signal(signal.SIGCONT)
-        ends = workers.finished()
-        trained = [worker.reports[-2] for worker in workers]
-    # Nobody has waited for it to wake up: reports are ten steps apart.
-    assert all(now - then >= 20 for then, now in zip(before, after, strict=True))
-    if method in NOT_WAITING:
-        assert [report["steps"] for report in trained] == steps
-    good(ends)
-
-
-@pytest.mark.parametrize("method", NOT_WAITING)
-def test_a_slow_worker_holds_up_nobody(method: str) -> None:
-    with RealWorkers(4, method=method, steps=[250, 50, 250, 250], compute_s=[0.02, 0.1, 0.02, 0.02]) as workers:
-        ends = workers.finished()
-        trained = [worker.reports[-2] for worker in workers]
-    assert [report["steps"] for report in trained] == [250, 50, 250, 250]
-    assert max(trained[rank]["longest"] for rank in (0, 2, 3)) < 1.0
-    good(ends)
-
-
-@pytest.mark.parametrize("method", EVERY)
-def test_a_worker_leaves_after_half_its_batches(method: str) -> None:
-    with RealWorkers(4, method=method, steps=[200, 200, 100, 200]) as workers:
-        good(workers.finished())
-
-
-# Poisoned
-
-
-@pytest.mark.parametrize("method", EVERY)
-def test_what_is_not_finite_does_not_spread(method: str, tmp_path: Path) -> None:
-    order = {"method": method, "topology": "complete", "momentum": 0.5, "poison": (1, 60, float("nan"))}
-    with RealWorkers(4, steps=100_000, until=tmp_path / "enough", **order) as workers:
-        told = workers[1].said("our weights were not finite")
-        workers[1].step(told["step"] + 50)
-        (tmp_path / "enough").touch()
-        ends = workers.finished()
-        trained = [worker.reports[-2] for worker in workers]
-    assert sum(report["refused"] for report in trained) > 0
-    good(ends)
-
-
-@pytest.mark.parametrize("method", PAIRWISE)
-def test_what_is_absurdly_large_does_not_spread(method: str, tmp_path: Path) -> None:
-    order = {"method": method, "topology": "complete", "poison": (1, 60, 1e12)}
-    with RealWorkers(4, steps=100_000, until=tmp_path / "enough", **order) as workers:
-        told = workers[1].said("absurdly large: took over")
-        workers[1].step(told["step"] + 50)
-        (tmp_path / "enough").touch()
-        ends = workers.finished()
-        trained = [worker.reports[-2] for worker in workers]
-    assert sum(report["refused"] for report in trained) > 0
-    good(ends)
-
-
-def test_an_absurd_worker_does_not_count_in_the_end() -> None:
-    # It has one neighbour only, who cannot outvote it, and makes its absurd step shortly before the end.
-    order = {"method": "gossip", "topology": "path", "momentum": 0.5, "poison": (0, 195, 1e12)}
-    with RealWorkers(3, steps=200, **order) as workers:
-        good(workers.finished())
-
-
 # Churn
 
 
@@ -466,132 +297,3 @@ def test_two_cannot_reach_each_other_for_a_while(method: str, seconds: float, tm
     assert all(now - then >= 10 * seconds for then, now in zip(before, after, strict=True))
     assert max(report["longest"] for report in trained) < 2.0
     good(ends)
-
-
-# Strangers
-
-
-class Unpickled:
-    """Leaves a trace where somebody unpickles it."""
-
-    def __init__(self, trace: Path) -> None:
-        self.trace = trace
-
-    def __reduce__(self) -> tuple[object, tuple[str]]:
-        return os.mkdir, (str(self.trace),)
-
-
-def listening(pid: int) -> set[int]:
-    """The ports that a process listens on."""
-    owned = set()
-    for entry in Path(f"/proc/{pid}/fd").iterdir():
-        try:
-            owned.add(os.readlink(entry))
-        except OSError:
-            continue
-    ports = set()
-    for table in ("tcp", "tcp6"):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and f"socket:[{fields[9]}]" in owned:
-                ports.add(int(fields[1].rsplit(":", 1)[1], 16))
-    return ports
-
-
-def send(port: int, payload: bytes) -> None:
-    try:
-        with socket.create_connection(("127.0.0.1", port), 1) as line:
-            line.settimeout(0.3)
-            line.sendall(payload)
-    except OSError:
-        # It hung up, or did not want to hear more.
-        return
-
-
-@pytest.mark.parametrize("method", ["gossip", "lasgd", "allreduce"])
-def test_strangers_knock_at_every_port(method: str, tmp_path: Path) -> None:
-    noise = bytes((17 * at * at + 5) % 251 for at in range(4096))
-    payloads = [
-        b"",
-        b"\x00" * 64,
-        b"\xff" * 64,
-        noise,
-        noise * 1024,
-        b"GET / HTTP/1.1\r\nHost: x\r\n\r\n",
-        pickle.dumps(Unpickled(tmp_path / "unpickled")),
-        # The query types of torch's store, each with a length that nobody has memory for.
-        *(bytes([kind]) + b"\xff" * 7 + b"\x7f" + noise for kind in range(20)),
-    ]
-    with RealWorkers(3, method=method, steps=100_000, until=tmp_path / "enough") as workers:
-        idle: list[socket.socket] = []
-        for worker in workers:
-            worker.step(50)
-        for worker in workers:
-            assert worker.process.pid is not None
-            ports = listening(worker.process.pid)
-            assert ports
-            for port in ports:
-                for payload in payloads:
-                    send(port, payload)
-                idle += [socket.create_connection(("127.0.0.1", port), 1) for _ in range(20)]
-        made = [worker.step(0)["step"] for worker in workers]
-        for worker, before in zip(workers, made, strict=True):
-            worker.step(before + 100)
-        (tmp_path / "enough").touch()
-        ends = workers.finished()
-        for line in idle:
-            line.close()
-    assert not (tmp_path / "unpickled").exists()
-    good(ends)
-
-
-@pytest.mark.parametrize("method", ["a2cid2", "allreduce"])
-def test_who_connects_and_hangs_up_leaves_nothing_behind(method: str, tmp_path: Path) -> None:
-    with RealWorkers(2, method=method, steps=100_000, until=tmp_path / "enough") as workers:
-        for worker in workers:
-            worker.step(50)
-        pids = [worker.process.pid for worker in workers]
-        before = [len(os.listdir(f"/proc/{pid}/fd")) for pid in pids]
-        for pid in pids:
-            assert pid is not None
-            for port in listening(pid):
-                for _ in range(1000):
-                    socket.create_connection(("127.0.0.1", port), 5).close()
-        made = [worker.step(0)["step"] for worker in workers]
-        for worker, step in zip(workers, made, strict=True):
-            worker.step(step + 100)
-        # A request to the store, or an edge that is replaced, may be on its way.
-        until = time.monotonic() + 60
-        while any(len(os.listdir(f"/proc/{pid}/fd")) > had + 4 for pid, had in zip(pids, before, strict=True)):
-            assert time.monotonic() < until
-            time.sleep(0.05)
-        (tmp_path / "enough").touch()
-        ends = workers.finished()
-    good(ends)
-
-
-# Ctrl-C
-
-
-@pytest.mark.parametrize("method", EVERY)
-def test_ctrl_c(method: str) -> None:
-    with RealWorkers(4, method=method, steps=10_000) as workers:
-        for worker in workers:
-            worker.step(50)
-        for worker in workers:
-            worker.signal(signal.SIGINT)
-        for worker in workers:
-            worker.process.join(60)
-        codes = [worker.process.exitcode for worker in workers]
-    assert codes == [1, 1, 1, 1]
-
-
-@pytest.mark.parametrize("method", ["gossip", "overlap"])
-def test_ctrl_c_for_one_of_them(method: str) -> None:
-    with RealWorkers(4, method=method, steps=200) as workers:
-        for worker in workers:
-            worker.step(50)
-        workers[2].signal(signal.SIGINT)
-        workers[2].process.join(60)
-        assert workers[2].process.exitcode == 1
-        good(workers.finished([0, 1, 3]))

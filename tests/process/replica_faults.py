@@ -1,4 +1,4 @@
-"""Ranks of replicas that are killed while the others exchange. Run by ``make faults``."""
+"""Ranks of replicas that are killed while the others exchange: a part of the fault suite (``repeat_faults``)."""
 
 from __future__ import annotations
 

@@ -3,8 +3,12 @@
 from pathlib import Path
 
 import faults
+import partition_faults
+import poison_faults
 import pytest
-from partitions import hosts  # noqa: F401
+import slow_faults
+import stranger_faults
+from partition_faults import hosts  # noqa: F401
 
 from hosts import Hosts
 
@@ -29,28 +33,28 @@ def test_a_restarted_worker_is_back_in_the_exchange(method: str, victim: int, tm
 
 @pytest.mark.parametrize("method", ["a2cid2", "overlap"])
 def test_what_is_not_finite_does_not_spread(method: str, tmp_path: Path) -> None:
-    faults.test_what_is_not_finite_does_not_spread(method, tmp_path)
+    poison_faults.test_what_is_not_finite_does_not_spread(method, tmp_path)
 
 
 def test_what_is_absurdly_large_does_not_spread(tmp_path: Path) -> None:
-    faults.test_what_is_absurdly_large_does_not_spread("gossip", tmp_path)
+    poison_faults.test_what_is_absurdly_large_does_not_spread("gossip", tmp_path)
 
 
 def test_strangers_knock_at_every_port(tmp_path: Path) -> None:
-    faults.test_strangers_knock_at_every_port("lasgd", tmp_path)
+    stranger_faults.test_strangers_knock_at_every_port("lasgd", tmp_path)
 
 
 def test_who_connects_and_hangs_up_leaves_nothing_behind(tmp_path: Path) -> None:
-    faults.test_who_connects_and_hangs_up_leaves_nothing_behind("a2cid2", tmp_path)
+    stranger_faults.test_who_connects_and_hangs_up_leaves_nothing_behind("a2cid2", tmp_path)
 
 
 def test_both_sides_of_a_partition_are_averaged(hosts: Hosts, tmp_path: Path) -> None:  # noqa: F811
-    faults.test_both_sides_of_a_partition_are_averaged(hosts, tmp_path, "allreduce")
+    partition_faults.test_both_sides_of_a_partition_are_averaged(hosts, tmp_path, "allreduce")
 
 
 def test_the_end_in_a_partition_is_said(hosts: Hosts, tmp_path: Path) -> None:  # noqa: F811
-    faults.test_the_end_in_a_partition_is_said(hosts, tmp_path)
+    partition_faults.test_the_end_in_a_partition_is_said(hosts, tmp_path)
 
 
 def test_ctrl_c() -> None:
-    faults.test_ctrl_c("overlap")
+    slow_faults.test_ctrl_c("overlap")

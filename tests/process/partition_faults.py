@@ -1,6 +1,6 @@
 """Workers that cannot reach each other for a while: both sides train on and are averaged, or the smaller one waits.
 
-A part of the fault suite (``faults``).
+A part of the fault suite (``repeat_faults``).
 """
 
 from __future__ import annotations
