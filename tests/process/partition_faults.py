@@ -97,7 +97,7 @@ def test_the_end_in_a_partition_is_said(hosts: Hosts, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", ["allreduce", "a2cid2"])
 def test_the_smaller_side_waits(hosts: Hosts, tmp_path: Path, method: str) -> None:
-    with workers_on(hosts, tmp_path, method, settings={"partition": "majority"}) as workers:
+    with workers_on(hosts, tmp_path, method, settings={"partition": "majority"}, compute_s=0.05) as workers:
         for worker in workers:
             worker.at("joined", LIMIT_S)
             worker.step(20)

@@ -15,11 +15,11 @@ from hosts import Hosts
 
 @pytest.mark.parametrize("method", ["a2cid2", "lasgd"])
 def test_killed_in_the_middle_of_an_exchange(method: str) -> None:
-    faults.test_killed_in_the_middle_of_an_exchange(method)
+    faults.test_killed_in_the_middle_of_an_exchange(method, run=1)
 
 
-def test_the_host_of_the_store_is_killed() -> None:
-    faults.test_the_host_of_the_store_is_killed("allreduce")
+def test_the_host_of_the_store_is_killed_in_the_middle_of_an_average() -> None:
+    faults.test_killed_in_the_middle_of_an_average("allreduce", run=2)
 
 
 def test_killed_while_they_take_the_last_mean() -> None:
