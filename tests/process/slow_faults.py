@@ -27,14 +27,16 @@ def test_stopped_for_ten_seconds(method: str, victim: int) -> None:
         workers[victim].signal(signal.SIGSTOP)
         before = newest_steps(workers, others)
         time.sleep(10)
-        after = newest_steps(workers, others)
+        # Nobody waits for it to wake up.
+        for rank, step in zip(others, before, strict=True):
+            workers[rank].step(step + 20)
         workers[victim].signal(signal.SIGCONT)
         ends = workers.finished()
         trained = [worker.reports[-2] for worker in workers]
-    # Nobody has waited for it to wake up: reports are ten steps apart.
-    assert all(now - then >= 20 for then, now in zip(before, after, strict=True))
     if method in NOT_WAITING:
         assert [report["steps"] for report in trained] == steps
+    # The deadline of a collective is a minute or more.
+    assert max(trained[rank]["longest"] for rank in others) < 30
     good(ends)
 
 
