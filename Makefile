@@ -39,11 +39,13 @@ test: .venv/dev
 pytest: .venv/dev
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 3 --dist worksteal
 
-# Real processes are killed, stopped and poisoned while the others train. It takes minutes; RUNS=50 repeats it.
+# Real processes are killed, stopped and poisoned while the others train. It takes minutes; RUNS=50 repeats it, and
+# TESTS="ctrl_c or poison" takes only those that pytest -k would choose.
 RUNS ?= 1
+TESTS ?=
 AT_ONCE ?= 8
 faults: .venv/dev
-	$(BIN)/python tests/process/repeat_faults.py --runs $(RUNS) --at-once $(AT_ONCE)
+	$(BIN)/python tests/process/repeat_faults.py --runs $(RUNS) --at-once $(AT_ONCE) --tests "$(TESTS)"
 
 # Six workers of which one is killed every 2.5 s and started again, with each method.
 MINUTES ?= 10
