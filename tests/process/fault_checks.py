@@ -11,7 +11,7 @@ NOT_WAITING = tuple(name for name, method in METHODS.items() if not method.locks
 WAITING = tuple(name for name, method in METHODS.items() if method.lockstep)
 EVERY = NOT_WAITING + WAITING
 LONG = {"width": 12_500, "lr": 0.004}
-"""A model of 1 MB: more than a socket takes at once, so that a worker can die in the middle of an exchange."""
+"""A model of 1 MB: as long vectors do, it travels by a thread of its own, in which a worker can die."""
 
 
 def victim_of(run: int) -> int:

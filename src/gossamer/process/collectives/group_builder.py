@@ -47,10 +47,7 @@ class GroupBuilder:
         with self._lock:
             ready = dict(self._ready)
         if ready:
-            self.store.set_all({self._key(name): purpose for name, purpose in ready.items()})
-
-    def _key(self, name: str) -> str:
-        return f"{name}/ready/{self.rank}"
+            self.store.set_all({_key(name, self.rank): purpose for name, purpose in ready.items()})
 
     def build(
         self,
@@ -81,8 +78,8 @@ class GroupBuilder:
             if len(self._ready) > MAX_READY:
                 del self._ready[next(iter(self._ready))]
         while awaited:
-            self.store.set(self._key(name), purpose)
-            keys = [f"{name}/ready/{member}" for member in awaited]
+            self.store.set(_key(name, self.rank), purpose)
+            keys = [_key(name, member) for member in awaited]
             for member, ready in zip(awaited, self.store.get_all(keys), strict=True):
                 if ready is not None:
                     purposes[member] = ready.decode(errors="replace")
@@ -95,9 +92,14 @@ class GroupBuilder:
                     self._connections.refuse(name)
                     raise RuntimeError(f"workers {list(awaited)} will not come")
             # The store answers as soon as they are: that is fewer requests than asking often.
-            if awaited and not self.store.has_all([f"{name}/ready/{member}" for member in awaited], WAIT_S):
+            if awaited and not self.store.has_all([_key(name, member) for member in awaited], WAIT_S):
                 time.sleep(next(polls))
         return purposes
+
+
+def _key(name: str, rank: int) -> str:
+    """Where worker ``rank`` says that it is ready for the group ``name``."""
+    return f"{name}/ready/{rank}"
 
 
 def poll_intervals() -> Iterator[float]:
