@@ -245,7 +245,7 @@ class WorkerRuntime:
         self.state.needs_state = self.came_back = True
         train, averaged = self.groups.train, self.groups.averaged
         train.cancelled = self._too_late
-        how = "to the run" if self.rank in self.everybody.value.came else "back"
+        how = "to the run" if self._is_new else "back"
         self.state.events.add(EventKind.TOOK_OVER, f"came {how}: taking over from the others")
         # The others are connected with an earlier process of this rank.
         averaged.request(averaged.requested + 1)
@@ -260,6 +260,14 @@ class WorkerRuntime:
         if self.state.needs_state:
             text = "nobody is left to take over from: this worker's weights do not count in the end"
             self.state.events.add(EventKind.NOT_AVERAGED, text)
+        if self._is_new and not any(event.kind == EventKind.RESIZED for event in self.state.events):
+            # Those that were there say so when it comes.
+            self.state.events.add(EventKind.RESIZED, self.worker.placement.describe())
+
+    @property
+    def _is_new(self) -> bool:
+        """Whether this worker is none of those with which the run began."""
+        return self.rank in self.everybody.value.came
 
     def _take_weights_of_a_peer(self) -> None:
         pairing = self.exchanges.pairing
