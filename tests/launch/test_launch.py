@@ -160,7 +160,10 @@ def test_ctrl_c_in_a_terminal_lets_a_script_save_something_and_a_second_one_kill
     os.close(terminal)
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
     lines = [line for line in said.decode().replace("^C", "").splitlines() if line]
-    assert lines == ["gossamer: stopping: the workers have 600 s to end; a second Ctrl-C kills them", "gossamer: stopped"]
+    assert lines == [
+        "gossamer: stopping: the workers have 600 s to end; a second Ctrl-C kills them",
+        "gossamer: stopped",
+    ]
 
 
 def test_workers_end_when_their_launcher_is_killed(tmp_path):

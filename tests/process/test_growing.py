@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import leaving_script
 import pytest
 from real_workers import RealWorkers, Report
 
@@ -169,3 +170,14 @@ def test_workers_come_and_leave_for_good(method: str, tmp_path: Path):
     assert workers[0].process.exitcode == 0
     assert any(event.startswith("the run has 3 workers now") for event in ends[0]["events"])
     good(ends)
+
+
+@pytest.mark.parametrize(("method", "weight"), [("localsgd", 2.5), ("lasgd", 2.5), ("diloco", 2.625)])
+def test_what_a_worker_did_since_the_last_average_is_in_the_next_one_when_it_leaves(method: str, weight: float):
+    with RealWorkers(2, script=leaving_script.train, method=method) as workers:
+        stays, leaves = (worker.at("trained") for worker in workers)
+        for worker in workers:
+            worker.process.join(60)
+    assert stays["weight"] == weight
+    assert leaves["steps"] == leaving_script.LEAVES_AFTER
+    assert not any("last steps" in event or "any gradient" in event for event in leaves["events"])

@@ -130,7 +130,7 @@ def _add_launch_options(parser: argparse.ArgumentParser) -> None:
         "--grace",
         metavar="S",
         default=str(LAUNCH_GRACE_S),
-        help=f"seconds that workers have to end after Ctrl-C or SIGTERM; then they are killed (default: {LAUNCH_GRACE_S})",
+        help=f"seconds that workers have to end by themselves after Ctrl-C or SIGTERM (default: {LAUNCH_GRACE_S})",
     )
     add("--logs", metavar="DIR", help="write what worker N prints into DIR/N.log (default: it is printed here)")
     add("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as for python -m")
