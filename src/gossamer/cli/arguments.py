@@ -84,7 +84,8 @@ def _add_train_options(parser: argparse.ArgumentParser, methods: Sequence[Source
     parser.add_argument(
         "--leave-on-sigterm",
         action="store_true",
-        help="under SLURM or Kubernetes: upon SIGTERM this worker leaves the run for good, and the others go on",
+        help="under SLURM or Kubernetes: upon SIGTERM this worker leaves the run for good, and the others go on "
+        "(not rank 0, which watches the run)",
     )
     parser.add_argument(
         "--checkpoint-every",
