@@ -132,7 +132,7 @@ def test_of_two_workers_that_were_given_one_rank_on_both_sides_one_ends(
         assert [worker.at("joined", LIMIT_S)["rank"] for worker in (keeps, ends)] == [3, 3]
         steps_more(workers, (0, 1, 2, 3, 4), 20)
         hosts.reconnect(2)
-        assert "rank 3 was given to two workers while the network was cut" in ends.at("ended", LIMIT_S)["why"]
+        assert "rank 3 was given to two processes while the network was cut" in ends.at("ended", LIMIT_S)["why"]
         ends.process.join(60)
         for rank in (0, 1):
             workers[rank].until(lambda report: "worker 2 is back" in report.get("events", ()), LIMIT_S)

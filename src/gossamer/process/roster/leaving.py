@@ -22,7 +22,7 @@ def leave_for_good(runtime: WorkerRuntime) -> None:
     """Leave the run before its end: the others share this worker's place. Only ``close`` is left to do."""
     runtime.driver.abandon_step()
     if not _share_last_steps(runtime):
-        text = "left before the next average: the others do not have this worker's last steps"
+        text = "left before the next average or exchange: the others do not have this worker's last steps"
         runtime.state.events.add(EventKind.NOT_AVERAGED, text)
     runtime.lifecycle.advance(Phase.DONE)
     runtime.peer_watch.ended = True

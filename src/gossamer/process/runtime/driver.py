@@ -273,8 +273,8 @@ class Driver:
     def fail(self, error: InputError) -> None:
         """Let nothing wait for other workers any more; the next step raises ``error``."""
         self._error = error
+        self.lifecycle.advance(Phase.STOPPED)
         self.effects.groups.disconnect()
-        self.stop_background(0.0)
 
     def _join_background(self, timeout_s: float) -> None:
         if self._thread is not None:

@@ -62,8 +62,8 @@ class RankClaim:
         other = self._claim_rank()
         if other:
             raise InputError(
-                f"rank {self._rank} was given to two workers while the network was cut, and the other one, at {other}: "
-                "this one ends; start it again, and it comes with a rank of its own"
+                f"rank {self._rank} was given to two processes while the network was cut, and the one at {other}: "
+                "this one ends; start it again as a new worker, and it is given another rank"
             )
 
     def _claim_rank(self) -> str:
