@@ -3,11 +3,12 @@
     python benchmarks/growing.py
     python benchmarks/growing.py --methods gossip --seeds 1
 
-``gossamer train`` on digits; a gradient takes at least 25 ms, so that there is time for it. As soon as the first four
-train, ``gossamer train --join`` brings four more. Once these have made a quarter as many steps as a worker is to make,
+``gossamer train`` on digits; a gradient takes at least 25 ms, so that there is time for it. Once the first command
+listens, ``gossamer train --join`` brings four more. When these have made a quarter of the steps of a worker,
 they leave upon SIGTERM to their command, and worker 1 upon SIGTERM to its process. Then the same job runs with four
 workers all the time, for as many samples: with methods in lockstep eight workers make more of them in as many steps.
-Prints a markdown table. Steps are those of all workers together.
+Prints a markdown table. Steps are those of all workers together. On a busy machine a run may be over before the others
+have come; make it longer with ``--steps``.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ import json
 import os
 import secrets
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -57,6 +59,15 @@ def wait_until(reached: Any, *processes: subprocess.Popen[bytes]) -> None:
         time.sleep(0.1)
 
 
+def listens(at: str) -> bool:
+    host, _, port = at.partition(":")
+    try:
+        socket.create_connection((host, int(port)), 1.0).close()
+    except OSError:
+        return False
+    return True
+
+
 def summary(folder: Path) -> dict[str, Any]:
     document: dict[str, Any] = json.loads((folder / "summary.json").read_text())
     return document
@@ -69,7 +80,7 @@ def grow_and_shrink(method: str, steps: int, seed: int, folder: Path) -> dict[st
     first = subprocess.Popen([*job(method, steps, seed, folder), "--listen", at], env=environment, **QUIET)
     coming = None
     try:
-        wait_until(lambda: len(statuses(folder)) == WORKERS, first)
+        wait_until(lambda: listens(at), first)
         command = [*GOSSAMER, "--join", at, "--workers", str(COMING), "--compute", "25ms"]
         coming = subprocess.Popen(command, env=environment, **QUIET)
         ranks = range(WORKERS, WORKERS + COMING)
@@ -94,7 +105,7 @@ def grow_and_shrink(method: str, steps: int, seed: int, folder: Path) -> dict[st
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--methods", default="allreduce,a2cid2,lasgd,gossip")
-    parser.add_argument("--steps", type=int, default=1200, help="of a worker")
+    parser.add_argument("--steps", type=int, default=2000, help="of a worker")
     parser.add_argument("--seeds", type=int, default=1, help="how many")
     args = parser.parse_args()
     print(f"load before: {Path('/proc/loadavg').read_text().split()[0]}")
