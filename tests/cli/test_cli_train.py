@@ -445,3 +445,30 @@ def test_a_worker_comes_from_another_shell_and_workers_leave_for_good(running, c
         assert event in summary["events"]
     assert [status["state"] for status in summary["worker_status"]] == ["done", "left", "done", "left"]
     assert summary["workers_gone"] == []
+
+
+def test_upon_sigterm_one_of_the_workers_of_another_launcher_leaves_for_good(command, tmp_path):
+    program, environment = command
+    environment = {**environment, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    arguments = (*program, *LONG, "--workers", "2", "--method", "allreduce", "--leave-on-sigterm")
+    workers = [
+        subprocess.Popen([*arguments], env={**environment, "RANK": str(rank)}, cwd=tmp_path, stderr=subprocess.PIPE)
+        for rank in range(2)
+    ]
+    run = tmp_path / "run"
+    try:
+        until(lambda: min(newest(run, rank)["steps"] for rank in range(2)) > 10)
+        workers[1].send_signal(signal.SIGTERM)
+        assert workers[1].wait(300) == 0, workers[1].stderr.read()
+        steps = newest(run, 0)["steps"]
+        until(lambda: newest(run, 0)["steps"] > steps + 10)
+        # It watches the run for all: it does not leave.
+        workers[0].send_signal(signal.SIGTERM)
+        assert workers[0].wait(300) == 130, workers[0].stderr.read()
+    finally:
+        for worker in workers:
+            worker.kill()
+            worker.communicate()
+    summary = json.loads((run / "summary.json").read_text())
+    assert "worker 1 has left for good" in summary["events"]
+    assert [status["state"] for status in summary["worker_status"]] == ["done", "left"]

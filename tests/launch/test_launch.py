@@ -1,6 +1,9 @@
 """Scripts of users as workers of this machine: those that die are started again, those that fail are not."""
 
+import contextlib
 import json
+import os
+import pty
 import signal
 import subprocess
 import sys
@@ -52,7 +55,7 @@ port = os.environ["MASTER_PORT"]
 """
 
 WAITS = """
-import pathlib, sys, time
+import pathlib, signal, sys, time
 import torch
 import gossamer
 
@@ -64,7 +67,7 @@ while True:
 """
 
 
-def launch(folder, code, arguments, signals=None, workers=2, max_restarts=3):
+def launch(folder, code, arguments, signals=None, workers=2, max_restarts=3, grace_s=60.0):
     """Run a script in workers; return the outcome, and what was said of workers that died."""
     script, said = folder / "script.py", []
     script.write_text(code)
@@ -75,6 +78,7 @@ def launch(folder, code, arguments, signals=None, workers=2, max_restarts=3):
         None,
         signals or StopSignals(),
         said.append,
+        grace_s,
     )
     return outcome, said
 
@@ -119,7 +123,47 @@ def test_a_stop_ends_the_workers_and_starts_none_again(tmp_path):
     thread.join()
     assert outcome.interrupted
     assert outcome.exit_codes == {0: -signal.SIGTERM, 1: -signal.SIGTERM}
-    assert said == []
+    assert said == ["stopping: the workers have 60 s to end; a second Ctrl-C kills them"]
+
+
+SAVES = """
+except KeyboardInterrupt:
+    # Longer than the launcher takes to notice.
+    time.sleep(1.0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    (pathlib.Path(sys.argv[1]) / f"saved-{swarm.rank}").touch()
+    while True:
+        time.sleep(0.01)
+"""
+
+
+def wait_for(paths):
+    while not all(path.exists() for path in paths):
+        time.sleep(0.01)
+
+
+def test_ctrl_c_in_a_terminal_lets_a_script_save_something_and_a_second_one_kills(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(WAITS.replace("while True:", "try:\n  while True:") + SAVES)
+    command = [sys.executable, "-m", "gossamer", "launch", "--workers", "2", "--grace", "600", str(script)]
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.execv(command[0], [*command, str(tmp_path)])
+    wait_for([tmp_path / f"joined-{rank}" for rank in range(2)])
+    os.write(terminal, b"\x03")
+    wait_for([tmp_path / f"saved-{rank}" for rank in range(2)])
+    os.write(terminal, b"\x03")
+    said = b""
+    with contextlib.suppress(OSError):  # Linux raises it when the other end is closed
+        while piece := os.read(terminal, 4096):
+            said += piece
+    os.close(terminal)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
+    lines = [line for line in said.decode().replace("^C", "").splitlines() if line]
+    assert lines == [
+        "gossamer: stopping: the workers have 600 s to end; a second Ctrl-C kills them",
+        "gossamer: stopped",
+    ]
 
 
 def test_workers_end_when_their_launcher_is_killed(tmp_path):

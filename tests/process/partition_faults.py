@@ -32,7 +32,8 @@ def workers_on(hosts: Hosts, tmp_path: Path, method: str, **order: object) -> Re
     environment = {"MASTER_ADDR": hosts.address(0)}
     order.setdefault("steps", 1_000_000)
     order.setdefault("until", tmp_path / "enough")
-    spaces = [hosts.name(host) for host in range(3)]
+    # Workers 3 and 4 come later.
+    spaces = [hosts.name(host) for host in (0, 1, 2, 1, 2)]
     return RealWorkers(3, script=partition_script.train, environment=environment, method=method, spaces=spaces, **order)
 
 
@@ -113,3 +114,30 @@ def test_the_smaller_side_waits(hosts: Hosts, tmp_path: Path, method: str) -> No
     assert any("training pauses" in event for event in ends[2]["events"])
     assert any("training goes on" in event for event in ends[2]["events"])
     assert not any("training pauses" in event for end in ends[:2] for event in end["events"])
+
+
+@pytest.mark.parametrize("method", ["a2cid2", "allreduce"])
+def test_of_two_workers_that_were_given_one_rank_on_both_sides_one_ends(
+    hosts: Hosts, tmp_path: Path, method: str
+) -> None:
+    with workers_on(hosts, tmp_path, method) as workers:
+        for worker in workers:
+            worker.at("joined", LIMIT_S)
+        address = workers[2].reports[-1]["address"]
+        steps_more(workers, (0, 1, 2), 20)
+        hosts.isolate(2)
+        for rank, other in ((0, 2), (1, 2), (2, 0), (2, 1)):
+            workers[rank].said(f"worker {other} died")
+        keeps, ends = workers.grow(1)[0], workers.grow(1, at=address)[0]
+        assert [worker.at("joined", LIMIT_S)["rank"] for worker in (keeps, ends)] == [3, 3]
+        steps_more(workers, (0, 1, 2, 3, 4), 20)
+        hosts.reconnect(2)
+        assert "rank 3 was given to two processes while the network was cut" in ends.at("ended", LIMIT_S)["why"]
+        ends.process.join(60)
+        for rank in (0, 1):
+            workers[rank].until(lambda report: "worker 2 is back" in report.get("events", ()), LIMIT_S)
+        steps_more(workers, (0, 1, 2, 3), 20)
+        (tmp_path / "enough").touch()
+        reports = [workers[rank].at("finished", LIMIT_S) for rank in range(4)]
+    assert all(report["weights"] == reports[0]["weights"] for report in reports)
+    assert [report["missing"] for report in reports] == [[]] * 4

@@ -9,6 +9,8 @@ from typing import Any
 
 import training_script
 
+from gossamer.errors import InputError
+
 CLONE_NEWNET = 0x40000000
 
 
@@ -18,4 +20,7 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
     if ctypes.CDLL(None, use_errno=True).setns(handle, CLONE_NEWNET):
         raise OSError(ctypes.get_errno(), "setns")
     os.close(handle)
-    training_script.train(rank, environment, order, out)
+    try:
+        training_script.train(rank, environment, order, out)
+    except InputError as error:
+        out.send({"at": "ended", "why": str(error)})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import leaving_script
 import pytest
 from real_workers import RealWorkers, Report
 
@@ -169,3 +170,27 @@ def test_workers_come_and_leave_for_good(method: str, tmp_path: Path):
     assert workers[0].process.exitcode == 0
     assert any(event.startswith("the run has 3 workers now") for event in ends[0]["events"])
     good(ends)
+
+
+def test_steps_until_the_others_have_all():
+    def steps(name: str, **settings: int) -> list[int]:
+        kind = METHODS[name]
+        method = build_method(kind, kind.Config(**settings), build("ring", workers=4))
+        return [method.steps_until_shared(step) for step in (0, 1, 4, 6)]
+
+    assert steps("allreduce") == [0, 0, 0, 0]
+    assert steps("localsgd", period=4) == steps("diloco", period=4) == [0, 3, 0, 2]
+    # An average that has begun has to arrive; fragments are averaged one after the other.
+    assert steps("diloco", period=4, delay=1) == [1, 4, 1, 3]
+    assert steps("diloco", period=4, fragments=2) == [4, 4, 4, 4]
+
+
+@pytest.mark.parametrize(("method", "weight"), [("localsgd", 2.5), ("lasgd", 2.5), ("diloco", 2.625)])
+def test_what_a_worker_did_since_the_last_average_is_in_the_next_one_when_it_leaves(method: str, weight: float):
+    with RealWorkers(2, script=leaving_script.train, method=method) as workers:
+        stays, leaves = (worker.at("trained") for worker in workers)
+        for worker in workers:
+            worker.process.join(60)
+    assert stays["weight"] == weight
+    assert leaves["steps"] == leaving_script.LEAVES_AFTER
+    assert not any("last steps" in event or "any gradient" in event for event in leaves["events"])

@@ -21,6 +21,7 @@ PROBE_SECONDS = 60.0
 PLAN_BUDGET = "2min"
 LAUNCH_WORKERS = 4
 LAUNCH_RESTARTS = 3
+LAUNCH_GRACE_S = 20
 PLAN_ROWS = 12
 """Rows of the planner's table, unless --top is given."""
 
@@ -83,7 +84,8 @@ def _add_train_options(parser: argparse.ArgumentParser, methods: Sequence[Source
     parser.add_argument(
         "--leave-on-sigterm",
         action="store_true",
-        help="under SLURM or Kubernetes: upon SIGTERM this worker leaves the run for good, and the others go on",
+        help="under SLURM or Kubernetes: upon SIGTERM this worker leaves the run for good, and the others go on "
+        "(not rank 0, which watches the run)",
     )
     parser.add_argument(
         "--checkpoint-every",
@@ -124,6 +126,12 @@ def _add_launch_options(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         default=str(LAUNCH_RESTARTS),
         help=f"how often a worker that dies is started again (default: {LAUNCH_RESTARTS})",
+    )
+    add(
+        "--grace",
+        metavar="S",
+        default=str(LAUNCH_GRACE_S),
+        help=f"seconds that workers have to end by themselves after Ctrl-C or SIGTERM (default: {LAUNCH_GRACE_S})",
     )
     add("--logs", metavar="DIR", help="write what worker N prints into DIR/N.log (default: it is printed here)")
     add("-m", "--module", action="store_true", help="SCRIPT is the name of a module, as for python -m")

@@ -37,6 +37,8 @@ class Script:
 
 def run_script(script: Script, rank_info: RankInfo) -> int:
     """Run ``script`` as one of the workers of a launcher; return its exit code."""
+    # What a shell starts in the background, and all it starts, would not hear Ctrl-C; the launcher passes it on.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_end_with_launcher, name="gossamer-launcher-watch", daemon=True).start()
     os.environ[LAUNCHER_STORE] = f"{rank_info.host}:{rank_info.port}"
     os.environ.update(MASTER_PORT=str(script.torch_port), LOCAL_WORLD_SIZE=str(rank_info.workers))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -41,8 +43,12 @@ def supervise(
     logs: Path | None,
     signals: StopSignals,
     say: Callable[[str], None],
+    grace_s: float,
 ) -> Outcome:
-    """Run ``script`` in ``num_workers`` workers until all have ended. ``say``: is told of each that dies."""
+    """Run ``script`` in ``num_workers`` workers until all have ended.
+
+    ``say``: is told of each that dies. ``grace_s``: how long they may take to end after the first stop signal.
+    """
     store = LocalStore(name=run_name())
     began = time.monotonic()
     target = partial(run_script, replace(script, torch_port=free_port()))
@@ -50,7 +56,7 @@ def supervise(
     try:
         with LocalWorkers(target, store.rank_infos(num_workers, run_name()), logs) as workers:
             supervisor = _Supervisor(
-                workers, max_restarts, lambda rank: _stage(board.get(f"{FIRST_JOIN}done/{rank}")), say
+                workers, max_restarts, lambda rank: _stage(board.get(f"{FIRST_JOIN}done/{rank}")), say, grace_s
             )
             outcome = supervisor.run(signals)
     finally:
@@ -66,9 +72,11 @@ class _Supervisor:
         max_restarts: int,
         stage: Callable[[int], Stage | None],
         say: Callable[[str], None],
+        grace_s: float,
     ) -> None:
         """``stage(rank)``: how far that worker is; None if it has not joined yet."""
         self.workers, self.max_restarts, self._stage, self._say = workers, max_restarts, stage, say
+        self._grace_s, self._stopping = grace_s, False
         self.outcome = Outcome(restarts=dict.fromkeys(workers.ranks, 0))
         self._ended: set[int] = set()
 
@@ -81,14 +89,22 @@ class _Supervisor:
                     self._ended.add(rank)
                     if code != 0 and not signals.count:
                         self._handle_failure(rank, code)
-            if signals.count:
-                # Ctrl-C in a terminal has reached the workers already, and SIGTERM in any case reaches them only now.
-                workers.request_stop()
-                if signals.count > 1 or workers.stop_timed_out:
+            if signals.first is not None:
+                self._stop(signals.first)
+                if signals.count > 1 or workers.stop_timed_out(self._grace_s):
                     workers.kill()
         workers.kill()
         outcome.exit_codes, outcome.interrupted = workers.exit_codes(), signals.count > 0
         return outcome
+
+    def _stop(self, number: signal.Signals) -> None:
+        """Let the workers end by themselves: a script may save something first."""
+        if self._stopping:
+            return
+        self._stopping = True
+        self._say(f"stopping: the workers have {self._grace_s:g} s to end; a second Ctrl-C kills them")
+        # A second one would end what a script does upon the first.
+        self.workers.request_stop(number, has_reached=number == signal.SIGINT and _in_foreground())
 
     def _handle_failure(self, rank: int, code: int) -> None:
         """Start a worker that has failed again, if there is a use in that."""
@@ -107,6 +123,20 @@ class _Supervisor:
             self.workers.start(rank)
             number = f"{restarts[rank]} of {self.max_restarts}"
             self._say(f"worker {rank} died: {why}; it starts again ({number}), the others go on")
+
+
+def _in_foreground() -> bool:
+    """Return whether a terminal sends Ctrl-C to this process and to all of its group, which the workers are in."""
+    try:
+        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return False
+    try:
+        return os.tcgetpgrp(terminal) == os.getpgrp()
+    except OSError:
+        return False
+    finally:
+        os.close(terminal)
 
 
 def _stage(published: bytes | None) -> Stage | None:

@@ -115,6 +115,10 @@ class DiLoCo(Method):
                     mean = yield Mean(x, round=worker.step, topic=name, same=True)
                     self.outer_step(worker, fragment, mean)
 
+    def steps_until_shared(self, step: int) -> int:
+        period = self.config.period
+        return (-step % period if self.config.fragments == 1 else period) + self.config.delay
+
     def is_due(self, fragment: int, steps: int) -> bool:
         """Return whether the average of a fragment starts after this number of steps."""
         period = self.config.period

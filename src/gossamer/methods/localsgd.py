@@ -42,6 +42,9 @@ class LocalSGD(Method):
         super().__init__(config, topology)
         self.period = config.period
 
+    def steps_until_shared(self, step: int) -> int:
+        return -step % self.period
+
     @yields(Update, Mean)
     def step(self, worker: Worker) -> MethodGenerator:
         yield Update()

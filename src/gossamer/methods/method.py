@@ -119,6 +119,14 @@ class Method:
         """
         self.topology = topology
 
+    def steps_until_shared(self, step: int) -> int:
+        """Return how many steps after step number ``step`` the others have all that a worker did until then.
+
+        0 for methods that share each step, and where ``background`` waits for steps: a worker that leaves for good
+        lets that go on at once. Before it leaves, it makes so many steps without an update.
+        """
+        return 0
+
     def conserved(self, worker: Worker) -> Tensor:
         """Return this worker's part of the sum that only the workers' own updates move (``gossamer.testing``)."""
         return worker.x

@@ -209,20 +209,20 @@ class LocalWorkers:
         self.kill()
         return max(code if code in (0, 1, BAD_INPUT, 130) else 1 for code in self.exit_codes().values())
 
-    def request_stop(self, number: signal.Signals = signal.SIGTERM) -> None:
-        """Send all workers a signal to stop."""
+    def request_stop(self, number: signal.Signals = signal.SIGTERM, *, has_reached: bool = False) -> None:
+        """Send all workers a signal to stop. ``has_reached``: it has come to them already."""
         if self._stop_requested_at is None:
             self._stop_requested_at = time.monotonic()
             for process in self._running():
                 assert process.pid is not None
-                os.kill(process.pid, number)
+                if not has_reached:
+                    os.kill(process.pid, number)
                 # A stopped process does not handle signals.
                 os.kill(process.pid, signal.SIGCONT)
 
-    @property
-    def stop_timed_out(self) -> bool:
+    def stop_timed_out(self, after_s: float = STOP_TIMEOUT_S) -> bool:
         requested = self._stop_requested_at
-        return requested is not None and time.monotonic() - requested > STOP_TIMEOUT_S
+        return requested is not None and time.monotonic() - requested > after_s
 
     def kill(self) -> None:
         for process in self._running():
@@ -278,8 +278,10 @@ class StopSignals:
 
     def __init__(self) -> None:
         self.count = 0
+        self.first: signal.Signals | None = None
 
-    def add(self) -> None:
+    def add(self, number: int = signal.SIGTERM) -> None:
+        self.first = self.first or signal.Signals(number)
         self.count += 1
 
 
@@ -287,7 +289,7 @@ class StopSignals:
 def counting_stop_signals() -> Iterator[StopSignals]:
     """Only count Ctrl-C and SIGTERM inside this block."""
     signals = StopSignals()
-    with handling_stop_signals(lambda number: signals.add()):
+    with handling_stop_signals(signals.add):
         yield signals
 
 

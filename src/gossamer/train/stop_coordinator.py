@@ -21,10 +21,6 @@ LEAVE_AFTER_S = 0.5
 """How long a worker that is told to leave waits for others that are told the same."""
 
 
-AVERAGE_WITHIN_S = 10.0
-"""How long it trains on until the next average at most."""
-
-
 class StopCoordinator:
     """Decides for one worker whether its next step is made."""
 
@@ -52,14 +48,10 @@ class StopCoordinator:
             self._decided.wait(AGREE_TIMEOUT_S)
         return self._num_steps is not None and step < self._num_steps
 
-    def shall_leave(self, step: int, period: int) -> bool:
-        """Return whether this worker shall leave for good before this step.
-
-        ``period``: steps between two averages. What it did since the last one would be lost.
-        """
-        if not self._leaves or self.stop_requested.is_set() or self.leave_requested_at is None:
-            return False
-        return step % period == 0 or time.monotonic() - self.leave_requested_at > AVERAGE_WITHIN_S
+    @property
+    def shall_leave(self) -> bool:
+        """Whether this worker shall leave for good before its next step."""
+        return self._leaves and not self.stop_requested.is_set()
 
     def _poll_leaving(self, board: StatusBoard, gone: Callable[[int], bool]) -> None:
         """Let this worker leave if it was told to. If all were told so, the run stops instead."""

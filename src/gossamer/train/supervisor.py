@@ -115,7 +115,7 @@ def supervise(workers: LocalWorkers, monitor: RunMonitor, signals: StopSignals, 
         if signals.count:
             # Upon SIGTERM one of them would leave, and the others go on.
             workers.request_stop(signal.SIGINT)
-            if signals.count > 1 or workers.stop_timed_out or not monitor.started:
+            if signals.count > 1 or workers.stop_timed_out() or not monitor.started:
                 workers.kill()
         time.sleep(POLL_S)
 

@@ -207,7 +207,7 @@ class Training:
     def _turns(self) -> Iterator[None]:
         """Yield once per step that this worker shall make, until it is asked to stop or to leave."""
         for _ in self._dealt_turns():
-            self._leaves = self.coordinator.shall_leave(self.steps_done, self.step_meter.period)
+            self._leaves = self.coordinator.shall_leave
             if self._leaves or not self.coordinator.may_begin(self.steps_done):
                 return
             yield

@@ -20,13 +20,14 @@ from gossamer.train.launcher import BAD_INPUT, counting_stop_signals, warm_up
 def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     num_workers = parse_number(parsed.workers, "--workers", int, 1)
     max_restarts = parse_number(parsed.restarts, "--restarts", int, 0)
+    grace_s = parse_number(parsed.grace, "--grace", float, 0)
     _check(parsed)
     logs = None if parsed.logs is None else Path(parsed.logs)
     script = Script(parsed.script, tuple(parsed.arguments), parsed.module, prints_to_stderr=parsed.json)
     # What a script's first lines load.
     warm_up(["gossamer.launch.script", "gossamer.api", "gossamer.process.runtime.swarm"])
     with counting_stop_signals() as signals:
-        outcome = supervise(script, num_workers, max_restarts, logs, signals, _say)
+        outcome = supervise(script, num_workers, max_restarts, logs, signals, _say, grace_s)
     if parsed.json:
         print_json(_document(outcome))
     if outcome.failed:

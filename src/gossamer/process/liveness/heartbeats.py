@@ -55,6 +55,8 @@ class Heartbeats:
             store.listener, store.identity, self._on_message, self._on_refused, about=store.prefix.encode()[-256:]
         )
         self._started = False
+        self.muted = False
+        """This process has no place among the workers any more: it says nothing."""
         self._published = False
         """Which process listens at our address is on the board: the others look for it."""
         self._board: dict[int, tuple[Stage, int]] = {}
@@ -259,6 +261,8 @@ class Heartbeats:
 
     def send(self, rank: int, message: bytes) -> None:
         """Send a message to another worker; it may be lost."""
+        if self.muted:
+            return
         record = self._liveness.record(rank)
         if record is not None and rank not in self.lost:
             self.messenger.set_address(rank, record.address)

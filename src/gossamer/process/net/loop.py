@@ -6,15 +6,13 @@ import contextlib
 import heapq
 import itertools
 import logging
+import os
 import selectors
-import socket
 import threading
 import time
 from collections import deque
 from collections.abc import Callable
 from typing import Protocol
-
-from gossamer.process.net.connection import own
 
 READ, WRITE = selectors.EVENT_READ, selectors.EVENT_WRITE
 
@@ -44,17 +42,16 @@ class Loop:
     def __init__(self, name: str) -> None:
         # Not epoll: that would be one more descriptor per worker, for few sockets.
         self._selector = selectors.PollSelector() if hasattr(selectors, "PollSelector") else selectors.DefaultSelector()
-        self._waker, self._woken = socket.socketpair()
-        for sock in (self._waker, self._woken):
-            sock.setblocking(False)
-            own(sock)
+        # One descriptor, where a pipe has two. -1: closed.
+        self._waker = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._wake_lock = threading.Lock()
         self._calls: deque[Callable[[], None]] = deque()
         self._timers: list[tuple[float, int, Timer]] = []
         self._numbers = itertools.count()
         self._closing = threading.Event()
         self.on_close: list[Callable[[], None]] = []
         """Called in the thread before it ends."""
-        self._selector.register(self._woken, READ, self._drain)
+        self._selector.register(self._waker, READ, self._drain)
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
@@ -79,9 +76,10 @@ class Loop:
             self._thread.join(JOIN_TIMEOUT_S)
 
     def _wake(self) -> None:
-        # A full socket wakes the thread too; a closed one means that it has ended.
-        with contextlib.suppress(OSError):
-            self._waker.send(b"\0")
+        # Its number may be another file's once it is closed.
+        with self._wake_lock, contextlib.suppress(BlockingIOError):
+            if self._waker >= 0:
+                os.eventfd_write(self._waker, 1)
 
     # From the thread itself
 
@@ -104,8 +102,7 @@ class Loop:
 
     def _drain(self, _: int) -> None:
         with contextlib.suppress(BlockingIOError):
-            while self._woken.recv(4096):
-                pass
+            os.eventfd_read(self._waker)
 
     def _run(self) -> None:
         while not self._closing.is_set():
@@ -124,8 +121,9 @@ class Loop:
         for call in self.on_close:
             self._guard(call)
         self._selector.close()
-        self._waker.close()
-        self._woken.close()
+        with self._wake_lock:
+            os.close(self._waker)
+            self._waker = -1
 
     def _run_calls(self) -> None:
         for _ in range(len(self._calls)):

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 
+from gossamer.effects import WaitSteps
 from gossamer.errors import InputError
+from gossamer.methods.loading.method_contract import declared
+from gossamer.process.events import EventKind
 from gossamer.process.lifecycle import Phase
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
 
-HAND_OVER_S = 2.0
-"""How long a worker waits for one more exchange."""
+HAND_OVER_S = 10.0
+"""How long a worker takes part in averages and exchanges without steps of its own, so that the others get its last."""
 
 TOLD_S = 0.1
 """How long the others have to hear of it before connections break."""
@@ -18,7 +21,9 @@ TOLD_S = 0.1
 def leave_for_good(runtime: WorkerRuntime) -> None:
     """Leave the run before its end: the others share this worker's place. Only ``close`` is left to do."""
     runtime.driver.abandon_step()
-    _hand_over(runtime)
+    if not _share_last_steps(runtime):
+        text = "left before the next average or exchange: the others do not have this worker's last steps"
+        runtime.state.events.add(EventKind.NOT_AVERAGED, text)
     runtime.lifecycle.advance(Phase.DONE)
     runtime.peer_watch.ended = True
     runtime.everybody.learn_left(runtime.rank)
@@ -46,10 +51,36 @@ def give_up(runtime: WorkerRuntime, rank: int) -> None:
         runtime.groups.train.request(runtime.groups.train.requested + 1)
 
 
-def _hand_over(runtime: WorkerRuntime) -> None:
-    """In the background, wait for one more exchange: others get a part in this worker's last steps."""
-    if runtime.method.background is None or not runtime.driver.background_started or runtime.others_done():
-        return
-    done, until = runtime.metrics.exchanges, time.monotonic() + HAND_OVER_S
-    while runtime.metrics.exchanges == done and time.monotonic() < until:
+def _share_last_steps(runtime: WorkerRuntime) -> bool:
+    """Return whether the others have what this worker did, or there is nobody who could."""
+    if not runtime.driver.begun or runtime.others_done():
+        return True
+    share = _in_background if runtime.method.background is not None else _in_steps
+    return share(runtime, time.monotonic() + HAND_OVER_S) or runtime.others_done()
+
+
+def _in_steps(runtime: WorkerRuntime, until: float) -> bool:
+    """Make the steps until the next average, without updates. The others make them at their own pace."""
+    worker, metrics = runtime.worker, runtime.metrics
+    count = runtime.method.steps_until_shared(worker.step)
+    step_s = (runtime.state.history.busy_s + metrics.idle_s) / max(1, metrics.steps)
+    if time.monotonic() + count * step_s > until:
+        return False
+    last = worker.step + count
+    # A step is made again if others die or leave meanwhile.
+    while worker.step < last and time.monotonic() < until and not runtime.others_done():
+        runtime.driver.step_without_update()
+    return worker.step >= last
+
+
+def _in_background(runtime: WorkerRuntime, until: float) -> bool:
+    """Wait for one more average or exchange."""
+    effects, metrics = runtime.effects, runtime.metrics
+    exchanges, waits = metrics.exchanges, WaitSteps in declared(runtime.method, "background")
+    effects.leaving = True
+    effects.notify_step()
+    while time.monotonic() < until and not runtime.others_done():
+        if effects.shared.is_set() if waits else metrics.exchanges > exchanges:
+            return True
         time.sleep(0.01)
+    return False

@@ -29,6 +29,9 @@ class Placement(NamedTuple):
             return ()
         return self.to_ranks(self.topology.neighbours(self.position(rank)))
 
+    def describe(self) -> str:
+        return f"the run has {len(self.ranks)} workers now: {self.topology.name}"
+
     def rank_at(self, position: int) -> int:
         return self.ranks[position]
 

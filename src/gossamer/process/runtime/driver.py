@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gossamer.effects import Effect, Gather, Mean, MethodGenerator, Shift, Start, Swap, Update, Wait
-from gossamer.errors import MethodError
+from gossamer.errors import InputError, MethodError
 from gossamer.methods.loading.method_contract import check_effect, check_generator, check_opening
 from gossamer.process.collectives.membership import BACKGROUND, FOREGROUND, Membership
 from gossamer.process.lifecycle import CommAborted, Phase, StepRetry, TrainingEnded
@@ -46,6 +46,8 @@ class Driver:
         """The step in progress has yielded its ``Update``."""
         self._update_gradient: Tensor | None = None
         """The gradient that ``Update`` was given."""
+        self._updates = True
+        """Steps are those of the user's optimizer."""
         self._thread: threading.Thread | None = None
         self._optimizer_watch = OptimizerWatch(self.flat_model, state.events)
         self._error: BaseException | None = None
@@ -66,7 +68,8 @@ class Driver:
         self.abandon_step()
         self.raise_background_error()
         self.state.check_may_step()
-        self._optimizer_watch.before_step()
+        if self._updates:
+            self._optimizer_watch.before_step()
         self.metrics.idle_s += self._policy.wait()
         self.staging.note_training_stream()
         with self.lock:
@@ -112,7 +115,7 @@ class Driver:
             self.worker.count_step()
             train = self.effects.groups.train
             self.state.count_step(train.view, len(train.members))
-            self.metrics.steps += 1
+            self.metrics.steps += self._updates
             self.state.history.add_step(time.monotonic(), self.metrics.idle_s)
         else:
             self.metrics.repeated += 1
@@ -126,6 +129,13 @@ class Driver:
         if self.effects.early is not None:
             self.effects.early.reset()
         self.effects.notify_step()
+
+    def step_without_update(self) -> None:
+        """Make a step that changes nothing here: averages that are due get what this worker did before."""
+        self._updates = False
+        self.flat_model.skip_update()
+        self.before_step()
+        self.after_step()
 
     def _gradient_is_there(self) -> None:
         """A step begins."""
@@ -260,6 +270,12 @@ class Driver:
         # Release threads that wait for a collective of all: the others have left it.
         self.effects.groups.release()
         self._join_background(timeout_s)
+
+    def fail(self, error: InputError) -> None:
+        """Let nothing wait for other workers any more; the next step raises ``error``."""
+        self._error = error
+        self.lifecycle.advance(Phase.STOPPED)
+        self.effects.groups.disconnect()
 
     def _join_background(self, timeout_s: float) -> None:
         if self._thread is not None:

@@ -43,6 +43,11 @@ class EffectHandler:
         self.state, self.worker, self.groups, self.exchanges = state, state.worker, groups, exchanges
         self.lifecycle, self.staging, self.metrics = state.lifecycle, state.staging, state.metrics
         self._step_done = threading.Condition()
+        self.leaving = False
+        """No more steps come: who waits for some goes on, once."""
+        self.shared = threading.Event()
+        """While this worker leaves: the background has come to its next wait, so the others have all steps."""
+        self._went_on = False
         self._async_channels: dict[str, DaemonExecutor] = {}
         """One per topic: communication of different topics is started in any order."""
 
@@ -118,7 +123,12 @@ class EffectHandler:
         """Wait until the worker has done so many steps; TrainingEnded if it will not."""
         with self._step_done:
             while self.worker.step < target and not self.lifecycle.stopped:
+                if self.leaving and not self._went_on:
+                    break
+                if self.leaving:
+                    self.shared.set()
                 self._step_done.wait(WAKE_S)
+            self._went_on = self.leaving
         if self.lifecycle.stopped:
             raise TrainingEnded
 

@@ -313,8 +313,8 @@ class Swarm:
     def leave(self) -> None:
         """Leave the run for good, between two steps: the others share this worker's place and its data.
 
-        Neighbours and averages get its last steps, if they ask within two seconds; methods that average every few steps
-        lose those since then. Its model stays its own, and ``finish`` does nothing."""
+        It takes part in one last exchange or average, if that comes within ten seconds; otherwise ``events`` says so.
+        Its model stays its own, and ``finish`` does nothing."""
         if self._runtime.lifecycle.closed:
             return
         if self._runtime.state.averaging:

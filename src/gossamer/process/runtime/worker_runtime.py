@@ -187,7 +187,7 @@ class WorkerRuntime:
     def _join(self) -> None:
         """Start from rank 0's weights and buffers, or take over the state of the others if the run has begun."""
         self._publish()
-        self.store.on_move.append(self._republish)
+        self.store.on_move.append(self._on_store_moved)
         self.heartbeats.beat()
         self._handshake.run()
         # Others may have published their addresses only now. They hear of this worker before it trains with them.
@@ -245,7 +245,8 @@ class WorkerRuntime:
         self.state.needs_state = self.came_back = True
         train, averaged = self.groups.train, self.groups.averaged
         train.cancelled = self._too_late
-        how = "to the run" if self.rank in self.everybody.value.came else "back"
+        is_new = self.rank in self.everybody.value.came
+        how = "to the run" if is_new else "back"
         self.state.events.add(EventKind.TOOK_OVER, f"came {how}: taking over from the others")
         # The others are connected with an earlier process of this rank.
         averaged.request(averaged.requested + 1)
@@ -260,6 +261,9 @@ class WorkerRuntime:
         if self.state.needs_state:
             text = "nobody is left to take over from: this worker's weights do not count in the end"
             self.state.events.add(EventKind.NOT_AVERAGED, text)
+        if is_new and not any(event.kind == EventKind.RESIZED for event in self.state.events):
+            # Those that were there say so when it comes.
+            self.state.events.add(EventKind.RESIZED, self.worker.placement.describe())
 
     def _take_weights_of_a_peer(self) -> None:
         pairing = self.exchanges.pairing
@@ -292,6 +296,13 @@ class WorkerRuntime:
             if self._began:
                 self.store.compare_set("began", self._began)
             self.store.set("started", "1")
+
+    def _on_store_moved(self) -> None:
+        try:
+            self._republish()
+        except InputError as error:
+            self.heartbeats.muted = True
+            self.driver.fail(error)
 
     def _poll(self) -> None:
         """Maintain the connections. Runs in the heartbeat thread, ten times a second."""

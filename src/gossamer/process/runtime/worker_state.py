@@ -227,7 +227,7 @@ class WorkerState:
             self.worker.place(placement)
             self.method.on_topology_change(placement.topology)
         self.on_placed()
-        self.events.add(EventKind.RESIZED, f"the run has {len(roster.ranks)} workers now: {placement.topology.name}")
+        self.events.add(EventKind.RESIZED, placement.describe())
 
     def _buffers(self) -> dict[str, Tensor]:
         return {plain_name(name): buffer for name, buffer in self.flat_model.model.named_buffers()}

@@ -50,41 +50,52 @@ class RankClaim:
 
     def make(self) -> None:
         """Claim the rank. InputError if a process of this rank is alive."""
+        other = self._claim_rank()
+        if other:
+            raise InputError(
+                f"rank {self._rank} is taken: the process of this rank at {other}: "
+                "give each process a rank of its own, or end that one first"
+            )
+
+    def republish(self) -> None:
+        """Publish the claim in a store that may be new. InputError if another process has claimed the rank there."""
+        other = self._claim_rank()
+        if other:
+            raise InputError(
+                f"rank {self._rank} was given to two processes while the network was cut, and the one at {other}: "
+                "this one ends; start it again as a new worker, and it is given another rank"
+            )
+
+    def _claim_rank(self) -> str:
+        """Publish the claim, unless another live process has claimed the rank; return where that is, and its state."""
         expected = ""
         for _ in range(MAX_ATTEMPTS):
             stored = self._store.compare_set(self._key, self._claim.to_text(), expected)
             if stored is None or stored == self._claim.to_text().encode():
-                return
+                return ""
             earlier = read_claim(stored)
-            if earlier is not None:
-                self._check_gone(earlier)
+            alive = "" if earlier is None else self._find(earlier)
+            if alive:
+                return alive
             expected = stored.decode(errors="replace")
-        self.republish()
-
-    def republish(self) -> None:
-        """Publish the claim in a store that may be new."""
         self._store.set(self._key, self._claim.to_text())
+        return ""
 
-    def _check_gone(self, earlier: Claim) -> None:
-        """Raise InputError unless the process that made an earlier claim has ended, or cannot be reached."""
+    def _find(self, earlier: Claim) -> str:
+        """Return where the process is that made an earlier claim, and its state; empty if it cannot be reached."""
         host, port = earlier.address
         try:
             # The kernel of a stopped process accepts connections for it; that of a lost machine does not.
             socket.create_connection(earlier.address, CONNECT_TIMEOUT_S).close()
         except OSError:
-            return
+            return ""
         try:
             there = connect(earlier.address, PURPOSE, b"", identity=self._store.identity, timeout_s=ALIVE_TIMEOUT_S)
         except TimeoutError:
-            state = "is there, but does not answer"
+            return f"{host}:{port} is there, but does not answer"
         except OSError:
-            return
-        else:
-            there.close()
-            if (there.peer_rank, there.peer_incarnation.hex()) != (self._rank, earlier.incarnation):
-                return
-            state = "is alive"
-        raise InputError(
-            f"rank {self._rank} is taken: the process of this rank at {host}:{port} {state}: "
-            "give each process a rank of its own, or end that one first"
-        )
+            return ""
+        there.close()
+        if (there.peer_rank, there.peer_incarnation.hex()) != (self._rank, earlier.incarnation):
+            return ""
+        return f"{host}:{port} is alive"

@@ -63,6 +63,8 @@ class PeerWatch:
 
     def publish_failure(self, error: BaseException | None) -> None:
         """Tell the others which exception ends the program of this worker; None: it is alive."""
+        if self._heartbeats.muted:
+            return
         reason = "" if error is None else one_line(error)
         self._heartbeats.store.set(f"failure/{self._heartbeats.rank}", reason[:MAX_REASON])
 
