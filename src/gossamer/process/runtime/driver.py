@@ -51,7 +51,7 @@ class Driver:
         self._thread: threading.Thread | None = None
         self._optimizer_watch = OptimizerWatch(self.flat_model, state.events)
         self._error: BaseException | None = None
-        """What ended the background part, other than the end of training."""
+        """What ended the background part, other than the end of training. The next step, or the end, raises it."""
         optimizer = self.flat_model.optimizer
         self._hooks = [
             optimizer.register_step_pre_hook(prepare_gradients),
@@ -238,7 +238,6 @@ class Driver:
         except (TrainingEnded, StopIteration):
             pass
         except BaseException as error:
-            # The next step, or the end, raises it: nobody would see it here.
             self._error = error
         finally:
             if generator is not None:
