@@ -16,7 +16,7 @@ FSDP2
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from gossamer.hardware import Link
 
@@ -49,6 +49,10 @@ class ReplicaShape:
     """What FSDP2 gathers one after another."""
     overlaps: bool = True
     """Whether FSDP2's messages travel beside compute, as on accelerators."""
+    measured_s: float | None = None
+    """How long a step took beyond the compute of its slowest rank, as measured; None: it was not."""
+    measured_bytes: float = 0.0
+    """The size of the model with which that was measured."""
 
     @property
     def part(self) -> float:
@@ -64,6 +68,19 @@ class ReplicaShape:
         """Return how long a step waits for messages inside, for a model of this size."""
         if self.ranks == 1:
             return 0.0
+        messages_s = self._messages_s(size_bytes, forward_s, backward_s)
+        if self.measured_s is None:
+            return messages_s
+        # What the messages do not explain, such as hooks and copies, is taken to be the same for other models.
+        return max(0.0, self.measured_s + messages_s - self._messages_s(self.measured_bytes, forward_s, backward_s))
+
+    def with_ranks(self, ranks: int, inside: str) -> ReplicaShape:
+        """Return a replica of other ranks over the same links; what was measured holds for this shape only."""
+        if (ranks, inside) == (self.ranks, self.inside):
+            return self
+        return replace(self, ranks=ranks, inside=inside, measured_s=None, measured_bytes=0.0)
+
+    def _messages_s(self, size_bytes: float, forward_s: float, backward_s: float) -> float:
         if self.inside == "ddp":
             return self._ddp_s(size_bytes, backward_s)
         return self._fsdp_s(size_bytes, forward_s, backward_s)

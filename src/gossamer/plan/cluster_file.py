@@ -32,7 +32,7 @@ from gossamer.plan.cluster_spec import NO_LINK, ClusterSpec
 
 COMMENTS = {
     "step": "seconds of one step alone: forward, backward, optimizer",
-    "factors": "how many times slower each worker is than the typical one",
+    "factors": "how many times slower each worker, or rank of a replica, is than the typical one",
     "correlation": "how strongly workers are slow in the same step, 0 to 1",
     "slowdown": "of compute while a message is in flight",
     "mixing": "per second, when a worker moves its parameters to a mean",
@@ -41,6 +41,7 @@ COMMENTS = {
     "memory": "free memory of one worker",
     "blocks": "of the model, which FSDP2 gathers one after another",
     "overlap": "FSDP2's messages travel beside compute",
+    "wait": "seconds of a step beyond the compute of the slowest rank",
     "in_a_row": "seconds, back to back",
     "at_once": "such groups on one node at the same time",
 }
@@ -95,6 +96,8 @@ def document(spec: ClusterSpec) -> dict[str, Any]:
     if replica is not None:
         about = {"ranks": replica.ranks, "inside": replica.inside, "link": _link_text(replica.link)}
         content["replica"] = {**about, "blocks": replica.blocks, "overlap": replica.overlaps}
+        if replica.measured_s is not None:
+            content["replica"]["wait"] = _rounded(replica.measured_s)
     content["costs"] = {"slowdown": _rounded(costs.slowdown)}
     for name, speed in (("mixing", costs.mixing_bytes_per_s), ("compressing", costs.compressing_bytes_per_s)):
         if math.isfinite(speed):

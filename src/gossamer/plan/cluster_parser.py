@@ -10,6 +10,7 @@ from gossamer.errors import InputError
 from gossamer.hardware import Link, parse_link, parse_seconds
 from gossamer.plan.cluster_spec import (
     COMM_KINDS,
+    ELEMENT_BYTES,
     EXCHANGE,
     NO_LINK,
     ClusterSpec,
@@ -24,7 +25,7 @@ FIELDS = {
     "cluster": ("nodes", "workers_per_node", "memory", "source"),
     "compute": ("step", "forward", "backward", "optimizer", "spread", "sample", "factors", "correlation"),
     "links": ("inside", "between"),
-    "replica": ("ranks", "inside", "link", "blocks", "overlap"),
+    "replica": ("ranks", "inside", "link", "blocks", "overlap", "wait"),
     "costs": ("slowdown", "mixing", "compressing", "overhead"),
     "model": ("parameters",),
     "measured": ("what", "members", "nodes", "at_once", "bytes", "seconds", "in_a_row", "spread"),
@@ -69,11 +70,11 @@ class ClusterParser:
     def parse(self) -> ClusterSpec:
         nodes = self._count("cluster.nodes")
         per_node = self._count("cluster.workers_per_node")
-        workers = nodes * per_node
+        workers, replica = nodes * per_node, self._replica()
         return ClusterSpec(
             nodes=nodes,
             per_node=per_node,
-            compute=self._compute(workers),
+            compute=self._compute(workers * (1 if replica is None else replica.ranks)),
             inside=self._link("links.inside", required=per_node > 1),
             between=self._link("links.between", required=nodes > 1),
             costs=Costs(
@@ -89,7 +90,7 @@ class ClusterParser:
             parameters=self._count("model.parameters", 0),
             memory_bytes=self._bytes("cluster.memory", 0.0),
             source=str(self._get("cluster.source", "")),
-            replica=self._replica(),
+            replica=replica,
         )
 
     def _replica(self) -> ReplicaShape | None:
@@ -107,7 +108,12 @@ class ClusterParser:
         link = self._link("replica.link", required=self._get("links.inside") is None and ranks > 1)
         if link == NO_LINK:
             link = self._link("links.inside", required=False)
-        return ReplicaShape(ranks, inside, link, blocks, overlap)
+        if self._get("replica.wait") is None:
+            return ReplicaShape(ranks, inside, link, blocks, overlap)
+        if self._get("model.parameters") is None:
+            raise self._error("replica.wait", "is that of some model: give model.parameters too, or leave it out")
+        wait_s, model_bytes = self._seconds("replica.wait", 0.0), ELEMENT_BYTES * self._count("model.parameters")
+        return ReplicaShape(ranks, inside, link, blocks, overlap, wait_s, model_bytes)
 
     # Values
 
@@ -189,7 +195,7 @@ class ClusterParser:
 
     # Sections
 
-    def _compute(self, workers: int) -> ComputeProfile:
+    def _compute(self, ranks: int) -> ComputeProfile:
         parts = {
             name: self._seconds(f"compute.{name}", 0.0)
             for name in STEP_PARTS
@@ -198,8 +204,9 @@ class ClusterParser:
         sample, factors = self._positive_numbers("compute.sample"), self._positive_numbers("compute.factors")
         if sample and self._get("compute.spread") is not None:
             raise self._error("compute.spread", "contradicts compute.sample, which has its own: keep one of them")
-        if factors and len(factors) != workers:
-            raise self._error("compute.factors", f"has {len(factors)} entries for {workers} workers: expected one each")
+        if factors and len(factors) != ranks:
+            what = "workers" if "replica" not in self.document else "ranks of replicas"
+            raise self._error("compute.factors", f"has {len(factors)} entries for {ranks} {what}: expected one each")
         return ComputeProfile(
             mean_s=self._mean_step_s(parts, sample),
             spread=self._number("compute.spread", 0.0),

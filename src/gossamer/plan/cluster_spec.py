@@ -17,6 +17,8 @@ NO_LINK = Link(math.inf, 0.0)
 """Between nodes if there is one node; inside a node if each has one worker."""
 
 MEAN, EXCHANGE, GATHER, GATHER_DURING_MEAN = "mean", "exchange", "gather", "gather beside a mean"
+ELEMENT_BYTES = 4
+"""Of a parameter."""
 COMM_KINDS = (MEAN, EXCHANGE, GATHER, GATHER_DURING_MEAN)
 """An all-reduce; two workers that send each other a vector; an all-gather; one that queues behind a long all-reduce."""
 
@@ -71,7 +73,7 @@ class ComputeProfile:
     sample_s: tuple[float, ...] = ()
     """Measured times of a typical worker."""
     factors: tuple[float, ...] = ()
-    """How many times slower each worker is than the typical one; empty: all are equal."""
+    """How many times slower each worker is than the typical one, or each rank of a replica; empty: all are equal."""
     correlation: float = 0.0
     """How strongly workers are slow in the same step, from 0 to 1."""
     backward_s: float = 0.0
@@ -166,7 +168,7 @@ class ClusterSpec:
                 "replica lies within one"
             )
         declared = self.replica or ReplicaShape(1, inside, self.inside)
-        replica = None if ranks == 1 else dataclasses.replace(declared, ranks=ranks, inside=inside)
+        replica = None if ranks == 1 else declared.with_ranks(ranks, inside)
         # Of a node with one replica only the links inside that are known.
         link = declared.link if self.inside == NO_LINK else self.inside
         return dataclasses.replace(self, per_node=per_node // ranks, inside=link, replica=replica)

@@ -112,7 +112,7 @@ def _workers(spec: ClusterSpec, value: str) -> ClusterSpec:
 
 
 def _straggler(spec: ClusterSpec, value: str) -> ClusterSpec:
-    factors = spec.compute.worker_factors(spec.workers)
+    factors = spec.compute.worker_factors(spec.ranks)
     factors[-1] *= _required_number("straggler", value)
     return _replace_compute(spec, factors=tuple(factors.tolist()))
 

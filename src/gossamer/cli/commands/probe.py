@@ -9,10 +9,12 @@ import time
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from gossamer.cli.options import given, parse_number
 from gossamer.cli.output import print_json, print_note, print_table
 from gossamer.errors import InputError
+from gossamer.hardware import Link
 from gossamer.plan import cluster_file
 from gossamer.plan.cluster_spec import ClusterSpec
 from gossamer.plan.probe.findings import Findings
@@ -39,7 +41,9 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     seconds = parse_number(parsed.seconds, "--seconds", float, 1, 3600)
     values = {"method": BASELINE, **given(parsed)}
     rank_info = started_rank_info()
-    settings, *_ = real_settings(values, None if rank_info is None else rank_info.workers)
+    if rank_info is not None:
+        values = _of_replicas(values, rank_info.workers)
+    settings, *_ = real_settings(values, None if rank_info is None or "replica_size" in values else rank_info.workers)
     if rank_info is None:
         warm_up()
         return probe_locally(JobSpec(settings), out, seconds, parsed.json)
@@ -50,17 +54,39 @@ def probe_locally(job_spec: JobSpec, out: Path, seconds: float, as_json: bool, l
     """Probe with workers started on this machine; return the exit code. ``logs``: where their output goes."""
     target = partial(measure, job_spec.to_json(), str(out), seconds, as_json)
     store = LocalStore()
-    with LocalWorkers(target, store.rank_infos(int(job_spec.values["workers"]), "probe"), logs) as workers:
+    ranks = int(job_spec.values["workers"]) * int(job_spec.values["replica_size"])
+    with LocalWorkers(target, store.rank_infos(ranks, "probe"), logs) as workers:
         return workers.wait(AFTER_LOSS_S)
 
 
+def _of_replicas(values: dict[str, Any], num_started: int) -> dict[str, Any]:
+    """Return the settings with the number of replicas that a launcher has started; as they are without replicas."""
+    if "replica_size" not in values:
+        return values
+    size = parse_number(str(values["replica_size"]), "--replica-size", int, 1)
+    if num_started % size:
+        raise InputError(f"--replica-size is {size}, but {num_started} processes were started: expected a divisor")
+    workers = num_started // size
+    if str(values.get("workers", workers)) != str(workers):
+        raise InputError(
+            f"--workers is {values['workers']}, but {num_started} processes were started, {workers} replicas of "
+            f"{size}: leave it out"
+        )
+    return {**values, "workers": workers}
+
+
 def measure(job: str, out: str, seconds: float, as_json: bool, rank_info: RankInfo) -> int:
-    """Measure as one of the workers; ``job``: a job spec as JSON. The first worker alive at the end writes the file."""
+    """Measure as one of the workers, or as a rank of a replica; ``job``: a job spec as JSON.
+
+    The first process alive at the end writes the file.
+    """
     began = time.monotonic()
     job_spec = JobSpec.from_json(job)
     run = job_spec.run()
-    pace = job_spec.pace(run, rank_info.rank, threading.Event())
-    task = WorkerTask(run, rank_info.rank)
+    size = run.config.replica_size
+    pace = job_spec.pace(run, rank_info.rank // size, threading.Event(), rank_info.rank % size)
+    # Alone, a rank computes what it does in a replica, without the others.
+    task = WorkerTask(run, rank_info.rank // size)
     try:
         session = ProbeSession(rank_info)
     except WorkerLost as lost:
@@ -71,12 +97,25 @@ def measure(job: str, out: str, seconds: float, as_json: bool, rank_info: RankIn
         if rank_info.rank == 0 and not as_json:
             print(f"probe: {time.monotonic() - began:.0f} s  {what}", file=sys.stderr, flush=True)
 
-    findings = probe(session, task, pace.delay, seconds, progress)
+    inside = None
+    try:
+        if size > 1:
+            # It loads much of torch.distributed.
+            from gossamer.plan.probe.replica_steps import ReplicaSteps, check_replicas
+
+            check_replicas(session, size)
+            inside = ReplicaSteps(session, job_spec, rank_info)
+    except WorkerLost as lost:
+        print(f"gossamer: {lost} did not start: nothing was measured", file=sys.stderr)
+        return LOST
+    findings = probe(session, task, pace.delay, seconds, progress, inside)
     reports = rank_info.rank == session.alive[0]
     code = _report(findings, Path(out), as_json, time.monotonic() - began) if reports else LOST * bool(findings.lost)
     # The host of the store stays until the others have disconnected.
     if not findings.lost:
         session.share("done", True)
+        if inside is not None:
+            inside.close()
     session.close()
     return code
 
@@ -104,7 +143,8 @@ def _show(spec: ClusterSpec) -> None:
     compute, costs = spec.compute, spec.costs
     sample = sorted(compute.sample_s)
     low, high = sample[len(sample) // 20], sample[-1 - len(sample) // 20]
-    slow = [f"worker {rank}: {factor:.2g}×" for rank, factor in enumerate(compute.factors) if factor > 1.05]
+    who = "worker" if spec.replica is None else "rank"
+    slow = [f"{who} {rank}: {factor:.2g}×" for rank, factor in enumerate(compute.factors) if factor > 1.05]
     rows = [
         ["step alone", milliseconds(compute.mean_s), f"nine in ten from {milliseconds(low)} to {milliseconds(high)}"],
         ["backward", milliseconds(compute.backward_s), "of it"],
@@ -113,15 +153,28 @@ def _show(spec: ClusterSpec) -> None:
     ]
     for name, link in (("inside a node", spec.inside), ("between nodes", spec.between)):
         if link.latency_s:
-            speed = f"{8 * link.bytes_per_s / 1e6:.4g} Mbit/s"
-            rows.append([name, speed, f"a pair alone, {1e3 * link.latency_s:.3g} ms for 4 kB"])
+            rows.append([name, _speed(link), f"a pair alone, {1e3 * link.latency_s:.3g} ms for 4 kB"])
+    replica = spec.replica
+    if replica is not None:
+        what = "all-gathers and reduce-scatters" if replica.inside == "fsdp" else "all-reduces"
+        rows += [
+            ["inside replicas", _speed(replica.link), f"{what}, {1e3 * replica.link.latency_s:.3g} ms for 4 kB"],
+            ["wait inside", milliseconds(replica.measured_s or 0.0), "of a step, beyond compute"],
+        ]
     rows += [
         [f"mean of {table.shape.members}", milliseconds(table.seconds[-1]),
          f"{size(table.sizes_bytes[-1])}, {counted(table.shape.at_once, 'group')} at once on a node"]
         for table in spec.tables if table.kind == "mean"
     ]  # fmt: skip
     rows.append(["slow-down", f"{costs.slowdown:.2f}×", "of compute while messages are under way"])
-    title = f"{counted(spec.nodes, 'node')} of {counted(spec.per_node, 'worker')}, {spec.parameters} parameters"
+    each = counted(spec.per_node, "worker" if replica is None else "replica")
+    inside = "" if replica is None else f" of {counted(replica.ranks, 'rank')} with {replica.inside.upper()}"
+    title = f"{counted(spec.nodes, 'node')} of {each}{inside}, {spec.parameters} parameters"
     print_table(title, ["", "measured", "meaning"], rows)
     if spec.memory_bytes:
-        print_note(f"{size(spec.memory_bytes)} of memory are left for each worker.")
+        whose = "worker" if replica is None else "rank"
+        print_note(f"{size(spec.memory_bytes)} of memory are left for each {whose}.")
+
+
+def _speed(link: Link) -> str:
+    return f"{8 * link.bytes_per_s / 1e6:.4g} Mbit/s"

@@ -19,18 +19,26 @@ from gossamer.plan.cluster_spec import (
     Costs,
     TimingTable,
 )
+from gossamer.replica_time import ReplicaShape
+from gossamer.seeds import stream
 
 MIN_SLOWNESS = 0.05
 """Relative difference from the typical worker up to which a worker counts as equally fast."""
 MAX_SAMPLE = 200
 MIN_CORRELATED_STEPS = 8
+NUM_DRAWN_STEPS = 2000
+"""From which the expected compute of the slowest rank of a replica is found."""
 
 
 @dataclass
 class Findings:
-    workers: int
+    ranks: int
+    """Processes that measured: one for each worker, or for each rank of a replica."""
     nodes: int
     parameters: int
+    replica_size: int = 1
+    replica: ReplicaShape | None = None
+    """What each worker consists of, once that was measured."""
     compute: ComputeProfile | None = None
     tables: list[TimingTable] = field(default_factory=list)
     costs: Costs = field(default_factory=Costs)
@@ -42,7 +50,7 @@ class Findings:
         assert self.compute is not None
         return ClusterSpec(
             nodes=self.nodes,
-            per_node=self.workers // self.nodes,
+            per_node=self.ranks // self.nodes // self.replica_size,
             compute=self.compute,
             inside=self._link(crosses_nodes=False),
             between=self._link(crosses_nodes=True),
@@ -50,6 +58,7 @@ class Findings:
             tables=tuple(self.tables),
             parameters=self.parameters,
             memory_bytes=self.memory_bytes,
+            replica=self.replica,
             source=f"gossamer probe, {time.strftime('%Y-%m-%d %H:%M')}" + (f"; {self.lost}" if self.lost else ""),
         )
 
@@ -65,7 +74,8 @@ class Findings:
     @property
     def summary(self) -> str:
         kinds = [kind for kind in (EXCHANGE, MEAN, GATHER) if any(table.kind == kind for table in self.tables)]
-        return ", ".join(["compute times", *(f"{kind}s" for kind in kinds)])
+        inside = ["messages inside replicas"] if self.replica is not None else []
+        return ", ".join(["compute times", *inside, *(f"{kind}s" for kind in kinds)])
 
 
 def compute_profile(
@@ -90,6 +100,17 @@ def compute_profile(
         correlation=round(correlation(scaled), 2),
         backward_s=float(np.median(backward)),
     )
+
+
+def waited_s(compute: ComputeProfile, rank_step_s: list[float], replica_size: int) -> float:
+    """Return how long a step of a replica takes beyond the compute of its slowest rank.
+
+    ``rank_step_s``: the mean time of each rank's steps, in which the ranks of a replica wait for each other.
+    """
+    drawn = compute.draw(stream(0, "probe"), (NUM_DRAWN_STEPS, len(rank_step_s)))
+    slowest = drawn.reshape(NUM_DRAWN_STEPS, -1, replica_size).max(axis=-1).mean(axis=0)
+    replica_step_s = np.reshape(rank_step_s, (-1, replica_size)).mean(axis=-1)
+    return max(0.0, float(np.median(replica_step_s - slowest)))
 
 
 def correlation(times: list[np.ndarray]) -> float:

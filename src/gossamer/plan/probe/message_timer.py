@@ -34,11 +34,18 @@ PAUSE_S = 0.05
 
 
 class MessageTimer:
-    """One worker's part in timing messages; all workers call the same methods in the same order."""
+    """One process's part in timing messages; all call the same methods in the same order.
 
-    def __init__(self, session: ProbeSession, nodes: int, model_bytes: int) -> None:
-        self.session, self.nodes, self.model_bytes = session, nodes, model_bytes
-        self.per_node = session.workers // nodes
+    Where a worker is a replica, rank k of it communicates with rank k of the others, all k at once.
+    """
+
+    def __init__(self, session: ProbeSession, nodes: int, vector_bytes: int, replica_size: int = 1) -> None:
+        """``vector_bytes``: what a rank has of the model."""
+        self.session, self.nodes, self.vector_bytes, self.replica_size = session, nodes, vector_bytes, replica_size
+        self.ranks_per_node = session.workers // nodes
+        self.workers, self.per_node = session.workers // replica_size, self.ranks_per_node // replica_size
+        self.counterparts = tuple(range(session.rank % replica_size, session.workers, replica_size))
+        """The ranks with which this one communicates."""
 
     def tables(self, budget_s: float, report: Callable[[str], None]) -> Iterator[TimingTable]:
         """Yield one table for each kind of communication and shape of group that training can use."""
@@ -49,33 +56,38 @@ class MessageTimer:
 
     def _rounds(self) -> Iterator[tuple[str, GroupShape, list[tuple[int, ...]]]]:
         """Yield each kind and shape with the groups of a round that contains it."""
-        workers = self.session.workers
+        workers = self.workers
         if workers == 1:
             return
         for pair in ((0, 1), (0, self.per_node)):
             crosses_nodes = pair[1] // self.per_node > 0
             if pair[1] < workers and (crosses_nodes or self.per_node > 1):
-                yield EXCHANGE, GroupShape(2, 1 + crosses_nodes, 1), [pair]
+                yield EXCHANGE, GroupShape(2, 1 + crosses_nodes, 1), self._of_ranks([pair])[:1]
         seen: set[GroupShape] = set()
         for name in names():
             if not fits(name, workers, self.nodes):
                 continue
             for groups in build(name, workers=workers, nodes=self.nodes).rounds:
-                members = [group.members for group in groups]
-                for shape in dict.fromkeys(group_shapes(members, self.per_node)):
+                members = self._of_ranks([group.members for group in groups])
+                for shape in dict.fromkeys(group_shapes(members, self.ranks_per_node)):
                     if shape in seen:
                         continue
                     seen.add(shape)
                     yield MEAN, shape, members
                     if shape.members == 2 and shape.at_once > 1:
                         yield EXCHANGE, shape, members
-        yield GATHER, GroupShape(workers, self.nodes, 1), [tuple(range(workers))]
+        yield GATHER, GroupShape(workers, self.nodes, self.replica_size), self._of_ranks([tuple(range(workers))])
+
+    def _of_ranks(self, groups: list[tuple[int, ...]]) -> list[tuple[int, ...]]:
+        """Return the groups of ranks that communicate when these groups of workers do."""
+        size = self.replica_size
+        return [tuple(worker * size + shard for worker in members) for members in groups for shard in range(size)]
 
     def _table(self, kind: str, shape: GroupShape, groups: list[tuple[int, ...]], budget_s: float) -> TimingTable:
         """Time one kind of message for all sizes; groups of other shapes in the same round communicate too."""
         own_group = next((members for members in groups if self.session.rank in members), None)
-        own_shape = dict(zip(groups, group_shapes(groups, self.per_node), strict=True)).get(own_group or ())
-        sizes = message_sizes(self.model_bytes, kind, shape.members == self.session.workers)
+        own_shape = dict(zip(groups, group_shapes(groups, self.ranks_per_node), strict=True)).get(own_group or ())
+        sizes = message_sizes(self.vector_bytes, kind, shape.members == self.workers)
         seconds: list[float] = []
         in_a_row: list[float] = []
         spread = 0.0
@@ -105,8 +117,8 @@ class MessageTimer:
 
     def gathers_during_mean(self, budget_s: float) -> TimingTable:
         """Time small gathers of all workers; the caller keeps a long mean in flight."""
-        everybody = tuple(range(self.session.workers))
-        sizes = [MIN_BYTES, max(2 * MIN_BYTES, self.model_bytes // 64)]
+        everybody = self.counterparts
+        sizes = [MIN_BYTES, max(2 * MIN_BYTES, self.vector_bytes // 64)]
         seconds: list[float] = []
         spread = 0.0
         for size in sizes:
@@ -119,7 +131,7 @@ class MessageTimer:
             spread = float(np.std(np.log(mean_times)))
         return TimingTable(
             kind=GATHER_DURING_MEAN,
-            shape=GroupShape(len(everybody), self.nodes),
+            shape=GroupShape(len(everybody), self.nodes, self.replica_size),
             sizes_bytes=tuple(sizes),
             seconds=tuple(seconds),
             spread=round(spread, 3),
@@ -154,10 +166,10 @@ class MessageTimer:
         return times
 
 
-def message_sizes(model_bytes: int, kind: str, all_workers: bool) -> list[int]:
-    """Return sizes from 4 kB to the model's; to twice that for means of all, as some methods send two vectors."""
+def message_sizes(vector_bytes: int, kind: str, all_workers: bool) -> list[int]:
+    """Return sizes from 4 kB to the vector's; to twice that for means of all, as some methods send two vectors."""
     # At least two sizes: one says nothing about the bandwidth.
-    largest = max(SIZE_FACTOR * MIN_BYTES, model_bytes // 16 if kind == GATHER else model_bytes)
+    largest = max(SIZE_FACTOR * MIN_BYTES, vector_bytes // 16 if kind == GATHER else vector_bytes)
     sizes = []
     size = MIN_BYTES
     while size < 0.7 * largest:

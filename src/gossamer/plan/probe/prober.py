@@ -1,33 +1,40 @@
-"""Probe a cluster: compute times, messages, and how they slow each other down. Every worker runs it.
+"""Probe a cluster: compute times, messages, and how they slow each other down. Every worker, or rank of one, runs it.
 
 It times what training does: the task's own steps, and messages through the same kind of process groups.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import statistics
 import threading
 import time
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import torch
 from torch import nn
 
 from gossamer import compress
-from gossamer.plan.cluster_spec import Costs
-from gossamer.plan.probe.findings import Findings, compute_profile
+from gossamer.plan.cluster_spec import ELEMENT_BYTES, ComputeProfile, Costs
+from gossamer.plan.probe.findings import Findings, compute_profile, waited_s
 from gossamer.plan.probe.message_timer import MessageTimer
 from gossamer.plan.probe.session import ProbeSession, WorkerLost
+
+if TYPE_CHECKING:
+    from gossamer.plan.probe.replica_steps import ReplicaSteps
 
 NUM_WARM_UP_STEPS = 3
 MIN_STEPS = 5
 MAX_STEPS = 40
-COMPUTE_SHARE, OVERLAP_SHARE = 0.2, 0.2
-"""Of the time budget, for steps alone and for steps during messages; messages alone have the rest."""
+COMPUTE_SHARE, OVERLAP_SHARE, INSIDE_SHARE = 0.2, 0.2, 0.2
+"""Of the time budget: for steps alone, for steps during messages, for what happens inside replicas, if there are any.
+Messages between workers have the rest."""
 BACKGROUND = "/background"
 """The channel of means in flight during something else."""
 
@@ -51,6 +58,7 @@ def probe(
     delay_gradient: Callable[[float], None],
     budget_s: float,
     report: Callable[[str], None],
+    inside: ReplicaSteps | None = None,
 ) -> Findings:
     """Measure with all workers; every worker returns the same findings, incomplete if a worker is lost.
 
@@ -58,14 +66,17 @@ def probe(
         delay_gradient: called after a gradient with its start time; waits until it has taken as long as it should.
         budget_s: how long to measure, about.
         report: called with what is being measured.
+        inside: of the replica of which this process is a rank. ``session`` and ``steps`` are those of this rank.
     """
     parameters = sum(p.numel() for p in steps.model.parameters() if p.requires_grad)
-    findings = Findings(session.workers, len(set(session.node_of)), parameters)
-    prober = Prober(session, steps, delay_gradient, findings, budget_s)
+    replica_size = 1 if inside is None else inside.shape.ranks
+    findings = Findings(session.workers, len(set(session.node_of)), parameters, replica_size)
+    prober = Prober(session, steps, delay_gradient, findings, budget_s, inside)
     phase = "compute times"
     try:
         for phase, measure in (
             ("compute times", prober.measure_compute),
+            *([("steps and messages inside replicas", prober.measure_inside)] if inside is not None else []),
             ("messages", lambda: prober.measure_messages(report)),
             ("compute during messages", prober.measure_overlap),
             ("mixing", prober.measure_mixing),
@@ -87,11 +98,16 @@ class Prober:
         delay_gradient: Callable[[float], None],
         findings: Findings,
         budget_s: float,
+        inside: ReplicaSteps | None,
     ) -> None:
         self.session, self.steps, self.delay_gradient = session, steps, delay_gradient
-        self.findings, self.budget_s = findings, budget_s
-        self.model_bytes = 4 * findings.parameters
-        self.messages = MessageTimer(session, findings.nodes, self.model_bytes)
+        self.findings, self.budget_s, self.inside = findings, budget_s, inside
+        self.model_bytes = ELEMENT_BYTES * findings.parameters
+        part = 1.0 if inside is None else inside.shape.part
+        self.vector_size = math.ceil(part * findings.parameters)
+        self.messages = MessageTimer(session, findings.nodes, ELEMENT_BYTES * self.vector_size, findings.replica_size)
+        self._own_step_s = 0.0
+        """The median of this rank's steps while nothing travels between replicas."""
 
     def measure_compute(self) -> None:
         """Time steps alone: forward, gradient, whole step."""
@@ -126,18 +142,44 @@ class Prober:
         self.steps.synchronize()
         return gradient_s, time.monotonic() - began
 
+    def measure_inside(self) -> None:
+        """Time what the ranks of a replica send each other, and their steps; all replicas at once."""
+        inside, compute = self.inside, self.findings.compute
+        assert inside is not None
+        assert compute is not None
+        link = inside.measured_link(self.session, self.model_bytes)
+        times = self._replica_steps(inside, INSIDE_SHARE * self.budget_s, MAX_STEPS)
+        self._own_step_s = statistics.median(times)
+        means = self.session.share("replica steps", statistics.fmean(times))
+        self.findings.replica = replace(
+            inside.shape,
+            link=link,
+            measured_s=waited_s(compute, means, inside.shape.ranks),
+            measured_bytes=self.model_bytes,
+        )
+
+    def _replica_steps(self, inside: ReplicaSteps, budget_s: float, at_most: int) -> list[float]:
+        """Return the seconds of the replica's steps, as many as fit into the budget."""
+        assert self.findings.compute is not None
+        # The same number on all ranks, which wait for each other in each step.
+        fitting = round(budget_s / self.findings.compute.mean_s) - NUM_WARM_UP_STEPS
+        count = NUM_WARM_UP_STEPS + min(at_most, max(MIN_STEPS, fitting))
+        self.session.barrier()
+        return [self.session.guarded(partial(inside.timed_step, number)) for number in range(count)][NUM_WARM_UP_STEPS:]
+
     def measure_messages(self, report: Callable[[str], None]) -> None:
-        for table in self.messages.tables((1 - COMPUTE_SHARE - OVERLAP_SHARE) * self.budget_s, report):
+        share = 1 - COMPUTE_SHARE - OVERLAP_SHARE - (0 if self.inside is None else INSIDE_SHARE)
+        for table in self.messages.tables(share * self.budget_s, report):
             self.findings.tables.append(table)
 
     def measure_overlap(self) -> None:
         """Time steps and small gathers while a mean of all workers is always in flight."""
-        everybody = tuple(range(self.session.workers))
+        everybody = self.messages.counterparts
         compute = self.findings.compute
         if len(everybody) == 1 or compute is None:
             return
         done = threading.Event()
-        vector = torch.ones(2 * self.findings.parameters)
+        vector = torch.ones(2 * self.vector_size)
         errors: list[WorkerLost] = []
         self.session.mean(everybody, torch.ones(1), BACKGROUND)
 
@@ -155,27 +197,33 @@ class Prober:
         thread = threading.Thread(target=communicate, name="gossamer-probe-mean", daemon=True)
         thread.start()
         try:
-            until = time.monotonic() + OVERLAP_SHARE / 2 * self.budget_s
-            times: list[float] = []
-            while time.monotonic() < until or len(times) < 3:
-                times.append(self._timed_step(len(times))[1])
+            slowdown = self._slowdown_of_step(compute, OVERLAP_SHARE / 2 * self.budget_s)
             gathers = self.messages.gathers_during_mean(OVERLAP_SHARE / 2 * self.budget_s)
         finally:
             done.set()
             thread.join()
         if errors:
             raise errors[0]
-        factor = float(compute.worker_factors(self.session.workers)[self.session.rank])
-        typical_s = statistics.median(self.session.share("overlap", statistics.median(times) / factor))
-        self.findings.costs = Costs(slowdown=max(1.0, typical_s / statistics.median(compute.sample_s)))
+        self.findings.costs = Costs(slowdown=max(1.0, statistics.median(self.session.share("overlap", slowdown))))
         self.findings.tables.append(gathers)
+
+    def _slowdown_of_step(self, compute: ComputeProfile, budget_s: float) -> float:
+        """Return how many times longer this rank's steps take now than alone."""
+        if self.inside is not None:
+            return statistics.median(self._replica_steps(self.inside, budget_s, MAX_STEPS)) / self._own_step_s
+        until = time.monotonic() + budget_s
+        times: list[float] = []
+        while time.monotonic() < until or len(times) < 3:
+            times.append(self._timed_step(len(times))[1])
+        factor = float(compute.worker_factors(self.session.workers)[self.session.rank])
+        return statistics.median(times) / factor / statistics.median(compute.sample_s)
 
     def measure_mixing(self) -> None:
         """Time a pass over the parameters, and compression, on all workers at once."""
         x, mean, sent = (torch.ones(self.findings.parameters) for _ in range(3))
         self.session.barrier()
         pass_s = _median_time(lambda: x.add_(mean).sub_(sent)) / 2
-        worker = SimpleNamespace(num_workers=self.session.workers)  # all that a compressor uses of it
+        worker = SimpleNamespace(num_workers=self.messages.workers)  # all that a compressor uses of it
         vector = torch.randn(self.findings.parameters)
 
         def compress_and_average() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -34,6 +34,8 @@ MESSAGE_TIMEOUT_S = 120.0
 """No single message takes this long."""
 START_TIMEOUT_S = 120.0
 """How long the others may take to start."""
+
+T = TypeVar("T")
 
 _HOSTED: dict[int, HostedStore] = {}
 """Stores hosted by this process, by port."""
@@ -68,9 +70,9 @@ class ProbeSession:
         self._groups: dict[tuple[str, tuple[int, ...]], PeerGroup] = {}
         self._num_shared = 0
         self._heartbeat_thread = HeartbeatThread(self.heartbeats)
-        addresses = self.share("address", local_address(rank_info.host), START_TIMEOUT_S)
+        self.addresses: list[str] = self.share("address", local_address(rank_info.host), START_TIMEOUT_S)
         self.heartbeats.all_seen = True
-        self.node_of = _nodes(addresses)
+        self.node_of = _nodes(self.addresses)
 
     def close(self) -> None:
         self._heartbeat_thread.close()
@@ -134,7 +136,7 @@ class ProbeSession:
 
             group_builder.wait(start(group), MESSAGE_TIMEOUT_S, abandoned)
 
-        self._guarded(run)
+        self.guarded(run)
 
     def _dead(self) -> list[int]:
         """Return the workers that have died, as announced by another worker or by their heartbeats."""
@@ -143,7 +145,7 @@ class ProbeSession:
             return [int(announced)]
         return [rank for rank in range(self.workers) if self.heartbeats.dead(rank)]
 
-    def _guarded(self, action: Callable[[], Any]) -> Any:
+    def guarded(self, action: Callable[[], T]) -> T:
         """Run ``action``; if it fails, find out which worker has died and raise ``WorkerLost``."""
         try:
             return action()

@@ -27,9 +27,16 @@ from gossamer.methods.gossip import Gossip
 from gossamer.methods.lasgd import LASGD
 from gossamer.methods.localsgd import LocalSGD
 from gossamer.methods.overlap import Overlap
-from gossamer.plan.cluster_spec import EXCHANGE, GATHER, GATHER_DURING_MEAN, MEAN, GroupShape, group_shapes
-from gossamer.plan.runtime_model.cluster_model import (
+from gossamer.plan.cluster_spec import (
     ELEMENT_BYTES,
+    EXCHANGE,
+    GATHER,
+    GATHER_DURING_MEAN,
+    MEAN,
+    GroupShape,
+    group_shapes,
+)
+from gossamer.plan.runtime_model.cluster_model import (
     NUM_STEPS,
     NUM_WARM_UP_STEPS,
     ClusterModel,

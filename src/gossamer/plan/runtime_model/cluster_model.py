@@ -9,14 +9,13 @@ from functools import cached_property
 import numpy as np
 
 from gossamer import wire
-from gossamer.plan.cluster_spec import ClusterSpec, GroupShape
+from gossamer.plan.cluster_spec import ELEMENT_BYTES, ClusterSpec, GroupShape
 from gossamer.plan.runtime_model.comm_times import CommTime, CommTimes
 from gossamer.seeds import stream
 
 NUM_STEPS = 96
 NUM_WARM_UP_STEPS = 32
 """Steps that are not counted where workers drift out of step with each other after the start."""
-ELEMENT_BYTES = 4
 
 
 @dataclass(frozen=True)
@@ -105,9 +104,10 @@ class ClusterModel:
         return comm.seconds * comm_factor(comm.spread, self.comm_noise)
 
     def update_s(self, num_passes: float) -> float:
-        """Return the time of this many passes over the parameters plus the overhead of a step."""
-        costs = self.spec.costs
-        return num_passes * self.model_bytes / costs.mixing_bytes_per_s + costs.overhead_s
+        """Return the time of this many passes over a rank's part of the parameters plus the overhead of a step."""
+        costs, replica = self.spec.costs, self.spec.replica
+        own_bytes = self.model_bytes * (1.0 if replica is None else replica.part)
+        return num_passes * own_bytes / costs.mixing_bytes_per_s + costs.overhead_s
 
     def compute_during_comm(self, compute_s: np.ndarray, comm_s: np.ndarray | float) -> np.ndarray:
         """Return compute times that a message slows down, in flight for ``comm_s`` from their start."""

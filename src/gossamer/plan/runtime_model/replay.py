@@ -18,10 +18,9 @@ from gossamer.config import resolve
 from gossamer.hardware import HardwareConfig, Link
 from gossamer.methods import find
 from gossamer.methods.loading.method_contract import is_encodable
-from gossamer.plan.cluster_spec import EXCHANGE, GATHER, MEAN, ClusterSpec, GroupShape
+from gossamer.plan.cluster_spec import ELEMENT_BYTES, EXCHANGE, GATHER, MEAN, ClusterSpec, GroupShape
 from gossamer.plan.runtime_model.closed_form import slowest_exchange
 from gossamer.plan.runtime_model.cluster_model import (
-    ELEMENT_BYTES,
     NUM_STEPS,
     NUM_WARM_UP_STEPS,
     ClusterModel,

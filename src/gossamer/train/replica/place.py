@@ -11,7 +11,7 @@ class ReplicaPlace:
     """The rank in its replica."""
     size: int
     rendezvous: str
-    """A file that is not there yet: each start of a replica has one of its own."""
+    """Where its ranks meet, as torch's ``init_method``; each start of a replica has a place of its own."""
 
     def environment(self, replica: int) -> dict[str, str]:
         """Return what torchrun would say to this rank of replica number ``replica``."""

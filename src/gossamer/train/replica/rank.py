@@ -43,8 +43,7 @@ class ReplicaRank:
         if kind == "cpu" and sys.platform == "linux":
             # All ranks are on this machine, whatever its name resolves to.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        where = f"file://{place.rendezvous}"
-        dist.init_process_group(BACKENDS[kind], where, timeout, rank=place.shard, world_size=place.size)
+        dist.init_process_group(BACKENDS[kind], place.rendezvous, timeout, rank=place.shard, world_size=place.size)
         self.mesh = init_device_mesh(kind, (place.size,), mesh_dim_names=("shard",))
         between = Replica(rank_info.rank, rank_info.workers, f"{rank_info.host}:{rank_info.port}")
         self.group = ReplicaGroup(self.mesh, between, START_TIMEOUT_S)
