@@ -5,10 +5,10 @@
     python benchmarks/planner_replicas.py --table                # the tables of the stored results
 
 A host is a network namespace with one replica of two ranks, DDP or FSDP2 inside (gloo, CPU). Links between hosts carry
-100 or 1,000 Mbit/s, or whatever the machine can do. Compute is a wait of 100 ms a step, as on an accelerator, spread over
-the passes of four blocks, so that ranks do not compete for few cores. In each setting the ranks probe, and then train
-with every candidate. ``benchmarks/results/planner-replicas`` stores the cluster file and the measured times; the tables
-predict from the former.
+100 or 1,000 Mbit/s, or whatever the machine can do. Compute is a wait of 100 ms a step, as on an accelerator, spread
+over the passes of four blocks, so that ranks do not compete for few cores. In each setting the ranks probe, and then
+train with every candidate. ``benchmarks/results/planner-replicas`` stores the cluster file and the measured times; the
+tables predict from the former.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def train(values: dict[str, Any], rank_info: RankInfo, name: str, folder: str) -
         # All shards share the store of the first one.
         store_host=Host.RANK_0 if shard == 0 else Host.LAUNCHER,
     )
-    place = ReplicaPlace(shard, values["replica_size"], f"file://{folder}/{name}-{replica}")
+    place = ReplicaPlace(shard, values["replica_size"], f"{folder}/{name}-{replica}")
     status = run_worker(JobSpec(real_settings(values, None)[0]), of_shard, place=place)
     return status.step_s
 

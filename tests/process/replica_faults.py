@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import math
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -49,3 +58,72 @@ def test_a_replica_that_lost_a_rank_delays_nobody_and_exchanges_again(method: st
     for report in reports:
         assert report["torn"] == []
         assert report["weights"] == reports[0]["weights"]
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "several-machines.md"
+SCRIPT = Path(__file__).with_name("torchrun_script.py")
+SCONTROL = """#!/bin/bash
+echo 127.0.0.1
+"""
+SRUN = """#!/bin/bash
+while [[ $1 == --* ]]; do shift; done
+for task in $(seq 0 $((SLURM_NTASKS - 1))); do
+    SLURM_PROCID=$task SLURM_NODEID=$task SLURM_LOCALID=0 "$@" > "task-$task.log" 2>&1 &
+done
+wait
+"""
+"""What srun does with the script of the docs: a task for each node, which is told which one it is; all here."""
+
+
+@contextlib.contextmanager
+def slurm_job(folder: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """The batch script of the docs, for two nodes of two GPUs."""
+    found = re.search(r"```\w+\n(#!/bin/bash -l\n.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
+    assert found is not None
+    (folder / "job.sh").write_text(found[1].replace(":29400", f":{free_port()}"))
+    shutil.copy(SCRIPT, folder / "train.py")
+    for name, content in (("scontrol", SCONTROL), ("srun", SRUN)):
+        (folder / name).write_text(content)
+        (folder / name).chmod(0o755)
+    path = os.pathsep.join([str(folder), str(Path(sys.executable).parent), os.environ["PATH"]])
+    slurm = {"SLURM_NTASKS": "2", "SLURM_JOB_NODELIST": "node[0-1]", "SLURM_GPUS_ON_NODE": "2"}
+    environment = {**os.environ, **slurm, "PATH": path, "OMP_NUM_THREADS": "1"}
+    job = subprocess.Popen(["bash", "job.sh"], cwd=folder, env=environment, start_new_session=True)
+    try:
+        yield job
+    finally:
+        # Each torchrun ends its ranks when it is asked to end.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGTERM)
+        job.wait()
+
+
+@pytest.mark.parametrize("victim", ["0-0", "1-1"])
+def test_torchrun_restarts_the_replica_of_a_slurm_task_and_the_other_goes_on(victim: str, tmp_path: Path) -> None:
+    ranks = ["0-0", "0-1", "1-0", "1-1"]
+    restarted = [rank for rank in ranks if rank[0] == victim[0]]
+
+    def read(rank: str) -> dict[str, int]:
+        path = tmp_path / f"{rank}.json"
+        return json.loads(path.read_text()) if path.exists() else {"pid": 0, "steps": 0, "exchanges": 0}
+
+    def wait_until(reached: Callable[[], bool]) -> None:
+        until = time.monotonic() + 120
+        while not reached():
+            assert time.monotonic() < until, [log.read_text()[-2000:] for log in tmp_path.glob("task-*.log")]
+            time.sleep(0.05)
+
+    with slurm_job(tmp_path) as job:
+        wait_until(lambda: all(read(rank)["exchanges"] > 2 for rank in ranks))
+        before = {rank: read(rank) for rank in ranks}
+        os.kill(before[victim]["pid"], signal.SIGKILL)
+        for rank in restarted:
+            wait_until(lambda rank=rank: read(rank)["pid"] != before[rank]["pid"] and read(rank)["exchanges"] > 0)  # type: ignore[misc]
+        for rank in ranks:
+            now = read(rank)
+            if rank not in restarted:
+                assert now["pid"] == before[rank]["pid"]
+                assert now["steps"] > before[rank]["steps"]
+        (tmp_path / "last").touch()
+        assert job.wait(120) == 0
+    assert sorted(path.stem for path in tmp_path.glob("*.done")) == ranks

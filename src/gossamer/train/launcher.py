@@ -155,7 +155,7 @@ class LocalWorkers:
         for shard in range(self.replica_size):
             rank_info, target, environment = self._rank_infos[rank], self.target, {}
             if self._rendezvous is not None:
-                meet = f"file://{Path(self._rendezvous.name) / f'{rank}-{self._num_starts}'}"
+                meet = str(Path(self._rendezvous.name) / f"{rank}-{self._num_starts}")
                 place = ReplicaPlace(shard, self.replica_size, meet)
                 rank_info = replace(rank_info, prefix=shard_prefix(rank_info.prefix[:-1], shard) + "/")
                 target, environment = partial(target, place=place), place.environment(rank)

@@ -56,7 +56,7 @@ class ReplicaSteps:
         # The first rank of a replica says where its ranks meet.
         ports = session.share("rendezvous", free_port() if shard == 0 else 0)
         host = session.addresses[first]
-        meet = f"tcp://{f'[{host}]' if ':' in host else host}:{ports[first]}"
+        meet = f"{host}:{ports[first]}"
         of_worker = dataclasses.replace(rank_info, rank=worker, workers=session.workers // size)
         self.rank = session.guarded(lambda: ReplicaRank(ReplicaPlace(shard, size, meet), of_worker, device))
         self.task = WorkerTask(run, worker, self.rank)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any, TypeVar
 
@@ -10,6 +11,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from gossamer.methods import Method
+from gossamer.process.events import logger
 from gossamer.process.joining.join_checks import check
 from gossamer.process.replica import checks
 from gossamer.process.replica.agreement import Agreement
@@ -25,6 +27,15 @@ INNER_TIMEOUT_S = 1800.0
 T = TypeVar("T")
 
 
+def torchrun_keeps_store() -> bool:
+    """Whether torchrun started this process, may start it again, and does so with one store for all starts.
+
+    Process groups then find the addresses that the ranks had before (pytorch issue 135712; seen with torch 2.13).
+    """
+    env = os.environ
+    return env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" and env.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+
+
 class ReplicaGroup:
     """The ranks that join together with this one: those of its replica, and of others if they are one job."""
 
@@ -32,6 +43,11 @@ class ReplicaGroup:
         """InputError if the mesh cannot be used, the same on all ranks."""
         self.place = find_place(mesh, between)
         self._in_ddp = False
+        if self.place.shard == 0 and self.place.between is not None and torchrun_keeps_store():
+            logger.warning(
+                "torchrun keeps its store when it restarts this replica, and torch then looks for ranks that are dead: "
+                "start it with --standalone or --rdzv-backend c10d, and TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+            )
         self._job = InnerGroup(range(dist.get_world_size()), dist.get_rank(), timeout_s)
         self.inner = InnerGroup(self.place.ranks, self.place.shard, INNER_TIMEOUT_S)
 

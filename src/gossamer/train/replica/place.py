@@ -11,7 +11,8 @@ class ReplicaPlace:
     """The rank in its replica."""
     size: int
     rendezvous: str
-    """Where its ranks meet, as torch's ``init_method``; each start of a replica has a place of its own."""
+    """Where its ranks meet: a file that is not there yet, or HOST:PORT where its first rank is. Each start of a replica
+    has a place of its own."""
 
     def environment(self, replica: int) -> dict[str, str]:
         """Return what torchrun would say to this rank of replica number ``replica``."""

@@ -22,7 +22,7 @@ from gossamer.methods import Method
 from gossamer.process.replica import checks
 from gossamer.process.replica.agreement import Agreement
 from gossamer.process.replica.joining import ReplicaGroup
-from gossamer.process.replica.place import Replica
+from gossamer.process.replica.place import Replica, parse_address
 from gossamer.process.store.rank_info import START_TIMEOUT_S, RankInfo
 from gossamer.train.pacing import Pace
 from gossamer.train.replica import sharded_checkpoint
@@ -43,7 +43,8 @@ class ReplicaRank:
         if kind == "cpu" and sys.platform == "linux":
             # All ranks are on this machine, whatever its name resolves to.
             os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-        dist.init_process_group(BACKENDS[kind], place.rendezvous, timeout, rank=place.shard, world_size=place.size)
+        store = _store(place, timeout)
+        dist.init_process_group(BACKENDS[kind], store=store, timeout=timeout, rank=place.shard, world_size=place.size)
         self.mesh = init_device_mesh(kind, (place.size,), mesh_dim_names=("shard",))
         between = Replica(rank_info.rank, rank_info.workers, f"{rank_info.host}:{rank_info.port}")
         self.group = ReplicaGroup(self.mesh, between, START_TIMEOUT_S)
@@ -102,3 +103,11 @@ class ReplicaRank:
 
     def close(self) -> None:
         dist.destroy_process_group()
+
+
+def _store(place: ReplicaPlace, timeout: timedelta) -> dist.Store:
+    # Not by ``init_method``: under torchrun nobody would host a store at an address of ours.
+    if Path(place.rendezvous).is_absolute():
+        return dist.FileStore(place.rendezvous, place.size)
+    host, port = parse_address(place.rendezvous)
+    return dist.TCPStore(host, port, place.size, is_master=place.shard == 0, timeout=timeout)
