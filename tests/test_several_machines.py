@@ -64,6 +64,7 @@ def test_the_slurm_script_of_replicas_says_which_one_a_task_is(monkeypatch):
     assert exported["REPLICAS"] == "$SLURM_NTASKS"
     assert "--ntasks-per-node=1" in script
     assert "'REPLICA=$SLURM_PROCID torchrun " in script
+    assert exported["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
     monkeypatch.setenv("REPLICA", "3")
     monkeypatch.setenv("REPLICAS", "4")
     monkeypatch.setenv("REPLICAS_AT", "host0" + exported["REPLICAS_AT"].rpartition(")")[2])
@@ -80,6 +81,7 @@ def test_the_kubernetes_container_of_replicas_says_which_one_a_pod_is(monkeypatc
     monkeypatch.setenv("REPLICA", "2")
     for name, entry in environment.items():
         monkeypatch.setenv(name, entry["value"])
+    assert os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
     replica = replica_of_the_script()
     assert (replica.index, replica.count) == (2, job["spec"]["completions"])
     host, _ = parse_address(replica.address)

@@ -64,6 +64,11 @@ class ReplicaShape:
         """How often all ranks together send a vector: with DDP each of them sends all of it."""
         return round(self.ranks * self.part)
 
+    @property
+    def agreement_s(self) -> float:
+        """How long its ranks take to agree on a collective between replicas: a short gather before it, one after it."""
+        return 2 * (self.ranks - 1) * self.link.latency_s
+
     def exposed_s(self, size_bytes: float, forward_s: float, backward_s: float) -> float:
         """Return how long a step waits for messages inside, for a model of this size."""
         if self.ranks == 1:

@@ -6,16 +6,19 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from gossamer.cli import main
+from gossamer.cli.commands.probe import of_replicas
 from gossamer.errors import InputError
 from gossamer.plan import cluster_file
-from gossamer.plan.cluster_spec import GroupShape
-from gossamer.plan.probe.findings import compute_profile, correlation
-from gossamer.plan.probe.message_timer import message_sizes
+from gossamer.plan.cluster_spec import ComputeProfile, GroupShape
+from gossamer.plan.probe.findings import compute_profile, correlation, waited_s
+from gossamer.plan.probe.message_timer import MessageTimer, message_sizes
+from gossamer.plan.probe.replica_steps import check_replicas
 from gossamer.plan.probe.session import _nodes
 from gossamer.plan.recommend import Workload, make_plan
 from gossamer.process.store.rank_info import free_port
@@ -72,6 +75,48 @@ def test_message_sizes_go_from_4_kb_to_the_model():
     assert message_sizes(40, "exchange", all_workers=False) == [4096, 32768]
 
 
+def test_a_replica_waits_for_what_its_steps_take_beyond_its_slowest_rank():
+    # Rank 3 is slow, so the second replica is; and every step of both takes 5 ms more.
+    compute = ComputeProfile(mean_s=0.1, factors=(1.0, 1.0, 1.0, 2.0))
+    assert waited_s(compute, [0.105, 0.105, 0.205, 0.205], 2) == pytest.approx(0.005)
+    assert waited_s(compute, [0.1, 0.1, 0.2, 0.2], 2) == pytest.approx(0.0)
+    # The larger of two random times is longer than the mean; that is no waiting for messages.
+    spread = ComputeProfile(mean_s=0.1, sample_s=(0.05, 0.15))
+    assert waited_s(spread, [0.13, 0.13], 2) == pytest.approx(0.005, abs=0.002)
+
+
+def test_counterparts_of_replicas_communicate_all_at_once():
+    # Two nodes of two replicas of two ranks: ranks 0 to 3 are on the first node.
+    session = SimpleNamespace(rank=5, workers=8)
+    timer = MessageTimer(session, nodes=2, vector_bytes=4000, replica_size=2)
+    assert timer.counterparts == (1, 3, 5, 7)
+    rounds = {(kind, shape): groups for kind, shape, groups in timer._rounds()}
+    # A pair alone, inside a node and between nodes: of different replicas.
+    assert rounds["exchange", GroupShape(2, 1, 1)] == [(0, 2)]
+    assert rounds["exchange", GroupShape(2, 2, 1)] == [(0, 4)]
+    assert rounds["mean", GroupShape(4, 2, 2)] == [(0, 2, 4, 6), (1, 3, 5, 7)]
+    assert rounds["gather", GroupShape(4, 2, 2)] == [(0, 2, 4, 6), (1, 3, 5, 7)]
+    assert rounds["mean", GroupShape(2, 1, 2)] == [(0, 2), (1, 3), (4, 6), (5, 7)]
+    # What no round has alone: one link of a replica without the other.
+    assert not any(shape.at_once % 2 for kind, shape in rounds if kind == "mean")
+
+
+def test_replicas_of_a_probe_lie_within_nodes_and_divide_what_was_started():
+    session = SimpleNamespace(workers=6, node_of=[0, 0, 0, 1, 1, 1])
+    check_replicas(session, 3)
+    with pytest.raises(InputError, match="--replica-size is 2: expected a divisor of the 3 ranks of a node"):
+        check_replicas(session, 2)
+    assert of_replicas({"replica_size": "2"}, 6) == {"replica_size": "2", "workers": 3}
+    assert of_replicas({"task": "digits"}, 6) == {"task": "digits"}
+    for values, words in (
+        ({"replica_size": "4"}, "--replica-size is 4, but 6 processes were started"),
+        ({"replica_size": "two"}, "--replica-size"),
+        ({"replica_size": "2", "workers": "6"}, "--workers is 6, but 6 processes were started, 3 replicas of 2"),
+    ):
+        with pytest.raises(InputError, match=words):
+            of_replicas(values, 6)
+
+
 def test_nodes_need_equally_many_consecutive_workers():
     assert _nodes(["a", "a", "b", "b"]) == [0, 0, 1, 1]
     for strange in (["a", "b", "a", "b"], ["a", "a", "b"]):
@@ -101,6 +146,26 @@ def test_a_probe_writes_a_file_for_the_planner(tmp_path):
     plan = make_plan(spec, Workload("quadratic", spec.parameters))
     assert plan.winner.step_s > 0
     assert not plan.notes
+
+
+def test_a_probe_of_replicas_measures_inside_and_between(tmp_path):
+    options = ("--task", "digits", "--compute", "constant:10ms", "--workers", "2", "--replica-size", "2")
+    process = gossamer("probe", *options, "--inside", "fsdp", "--seconds", "2", "--json", cwd=tmp_path)
+    out, err = process.communicate(timeout=200)
+    assert process.returncode == 0, err
+    assert json.loads(out)["replica"]["wait"] >= 0
+    spec = cluster_file.read(tmp_path / "cluster.toml")
+    assert (spec.per_node, spec.ranks) == (2, 4)
+    assert (spec.replica.ranks, spec.replica.inside, spec.replica.overlaps) == (2, "fsdp", False)
+    assert spec.replica.blocks > 1
+    assert spec.replica.link.latency_s > 0
+    assert spec.replica.measured_bytes == 4 * spec.parameters
+    # Each rank of a replica sends half of the model.
+    means = [table for table in spec.tables if (table.kind, table.shape) == ("mean", GroupShape(2, 1, 2))]
+    assert [table.sizes_bytes[-2] for table in means] == [max(2 * spec.parameters, 8 * 4096)]
+    plan = make_plan(spec, Workload("digits", spec.parameters), replicas=[(2, "fsdp")])
+    predicted = [prediction.step_s for prediction in plan.ranking if prediction.replica == spec.replica]
+    assert min(predicted) > spec.compute.mean_s
 
 
 def children(pid):

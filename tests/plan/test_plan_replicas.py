@@ -9,7 +9,7 @@ from gossamer.errors import InputError
 from gossamer.hardware import HardwareConfig, Link, NodeLayout, parse_link
 from gossamer.plan import cluster_file
 from gossamer.plan.cluster_parser import ClusterParser
-from gossamer.plan.cluster_spec import EXCHANGE, ClusterSpec, ComputeProfile, GroupShape
+from gossamer.plan.cluster_spec import EXCHANGE, MEAN, ClusterSpec, ComputeProfile, GroupShape
 from gossamer.plan.predict import INSIDE, Candidate, predict
 from gossamer.plan.recommend import Workload, make_plan
 from gossamer.plan.runtime_model import replay
@@ -45,6 +45,17 @@ def test_fsdp_hides_all_but_the_ends_of_the_passes():
     assert exposed_s == pytest.approx(message_s + 9 * message_s / 2 + 9 * 2 * message_s + 2 * message_s)
     on_cpus = dataclasses.replace(shape, overlaps=False)
     assert on_cpus.exposed_s(10e6, 1.0, 2.0) == pytest.approx(30 * message_s)
+
+
+def test_a_measured_wait_holds_for_its_shape_and_messages_add_to_it():
+    shape = ReplicaShape(2, "ddp", LINK, measured_s=0.004, measured_bytes=1e6)
+    assert shape.exposed_s(1e6, 0.1, 0.2) == pytest.approx(0.004)
+    # A megabyte more takes a millisecond more.
+    assert shape.exposed_s(2e6, 0.0, 0.0) == pytest.approx(0.005)
+    assert dataclasses.replace(shape, measured_s=0.0).exposed_s(1e6, 0.1, 0.2) == 0.0
+    assert shape.with_ranks(2, "ddp") == shape
+    assert shape.with_ranks(4, "ddp") == ReplicaShape(4, "ddp", LINK)
+    assert shape.with_ranks(2, "fsdp") == ReplicaShape(2, "fsdp", LINK)
 
 
 @pytest.mark.parametrize(
@@ -111,6 +122,9 @@ def test_measured_exchanges_are_those_of_all_links_at_once():
     model = ClusterModel(cluster().with_replicas(4, "fsdp"), 1_000_000)
     # 4 MB over the one NIC of each node, in four parts.
     assert model.comm.time(EXCHANGE, GroupShape(2, 2, 1), 4_000_000).transfer_s == pytest.approx(4e6 / 1.25e9)
+    # A mean takes 6 messages of each link, and before and after it the ranks of a replica agree, 3 messages each.
+    mean = model.comm.time(MEAN, GroupShape(4, 4, 1), 4_000_000)
+    assert mean.latency_s == pytest.approx(6 * 5e-5 + 2 * 3 * 5e-6)
     in_ddp = ClusterModel(cluster().with_replicas(4, "ddp"), 1_000_000)
     assert in_ddp.comm.time(EXCHANGE, GroupShape(2, 2, 1), 4_000_000).transfer_s == pytest.approx(16e6 / 1.25e9)
 
@@ -161,6 +175,25 @@ def test_a_file_that_describes_replicas(tmp_path):
     assert spec.with_replicas(4, "ddp").replica == dataclasses.replace(spec.replica, ranks=4, inside="ddp")
     flat = spec.with_replicas(1, "")
     assert (flat.workers, flat.inside) == (16, spec.replica.link)
+    # As a probe writes it: with a factor for each rank, and the wait of the model that was measured.
+    wait = {"replica": {**FILE["replica"], "wait": "3ms"}, "model": {"parameters": 1000}}
+    factors = {"compute": {"step": "60ms", "factors": [1.0] * 15 + [2.0]}}
+    probed = ClusterParser("c.toml", {**FILE, **wait, **factors}).parse()
+    assert probed.replica == dataclasses.replace(spec.replica, measured_s=0.003, measured_bytes=4000)
+    cluster_file.write(probed, tmp_path / "c.toml")
+    assert cluster_file.read(tmp_path / "c.toml") == probed
+    with pytest.raises(InputError, match="has 2 entries for 16 ranks of replicas"):
+        ClusterParser("c.toml", {**FILE, "compute": {"step": "60ms", "factors": [1, 2]}}).parse()
+
+
+def test_a_rank_passes_over_its_own_part_only():
+    costs = {"costs": {"mixing": "1GB"}}
+    sharded = ClusterModel(ClusterParser("c.toml", {**FILE, **costs}).parse(), 1_000_000)
+    assert sharded.update_s(2) == pytest.approx(2 * 4e6 / 8 / 1e9)
+    whole = {**FILE["replica"], "inside": "ddp"}
+    assert ClusterModel(ClusterParser("c.toml", {**FILE, **costs, "replica": whole}).parse(), 1_000_000).update_s(
+        2
+    ) == pytest.approx(2 * 4e6 / 1e9)
 
 
 @pytest.mark.parametrize(
@@ -172,6 +205,7 @@ def test_a_file_that_describes_replicas(tmp_path):
         ("blocks", 0, "1 or more"),
         ("link", None, "replica.link is missing"),
         ("links", 3, "did you mean link?"),
+        ("wait", "3ms", "give model.parameters too"),
     ],
 )
 def test_mistakes_in_it_are_named(field, value, words):

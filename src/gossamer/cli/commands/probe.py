@@ -42,7 +42,7 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     values = {"method": BASELINE, **given(parsed)}
     rank_info = started_rank_info()
     if rank_info is not None:
-        values = _of_replicas(values, rank_info.workers)
+        values = of_replicas(values, rank_info.workers)
     settings, *_ = real_settings(values, None if rank_info is None or "replica_size" in values else rank_info.workers)
     if rank_info is None:
         warm_up()
@@ -59,7 +59,7 @@ def probe_locally(job_spec: JobSpec, out: Path, seconds: float, as_json: bool, l
         return workers.wait(AFTER_LOSS_S)
 
 
-def _of_replicas(values: dict[str, Any], num_started: int) -> dict[str, Any]:
+def of_replicas(values: dict[str, Any], num_started: int) -> dict[str, Any]:
     """Return the settings with the number of replicas that a launcher has started; as they are without replicas."""
     if "replica_size" not in values:
         return values

@@ -26,7 +26,7 @@ MIN_SLOWNESS = 0.05
 """Relative difference from the typical worker up to which a worker counts as equally fast."""
 MAX_SAMPLE = 200
 MIN_CORRELATED_STEPS = 8
-NUM_DRAWN_STEPS = 2000
+NUM_DRAWN_STEPS = 20_000
 """From which the expected compute of the slowest rank of a replica is found."""
 
 

@@ -25,7 +25,7 @@ from gossamer.train.replica.rank import ReplicaRank
 from gossamer.train.worker_task import WorkerTask, own_device
 
 MIN_BYTES = 4096
-SIZE_FACTOR = 8
+SIZE_FACTOR = 64
 """The longer message is at least this many times longer: two sizes say latency and bandwidth."""
 NUM_WARM_UP, NUM_REPEATS = 2, 9
 
@@ -91,7 +91,9 @@ class ReplicaSteps:
         session.barrier()
         own = [session.guarded(partial(self._half_ring_s, size)) for size in sizes]
         small_s, large_s = (statistics.median(times) for times in zip(*session.share("inside", own), strict=True))
-        per_byte_s = max(1e-15, (large_s - small_s) / (sizes[1] - sizes[0])) * ranks / (ranks - 1)
+        # On a busy machine the shorter message may take longer.
+        per_byte_s = (large_s - small_s) / (sizes[1] - sizes[0]) if large_s > small_s else large_s / sizes[1]
+        per_byte_s *= ranks / (ranks - 1)
         latency_s = max(0.0, small_s / (ranks - 1) - per_byte_s * sizes[0] / ranks)
         return Link(1 / per_byte_s, latency_s)
 

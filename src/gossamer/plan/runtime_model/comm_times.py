@@ -60,7 +60,10 @@ class CommTimes:
             size_bytes = math.ceil(replica.part * size_bytes)
         key = (kind, shape, size_bytes)
         if key not in self._cache:
-            self._cache[key] = self._compute_time(kind, shape, size_bytes)
+            time = self._compute_time(kind, shape, size_bytes)
+            if replica is not None and kind != EXCHANGE:
+                time = replace(time, latency_s=time.latency_s + replica.agreement_s)
+            self._cache[key] = time
         return self._cache[key]
 
     def _compute_time(self, kind: str, shape: GroupShape, size_bytes: int) -> CommTime:
