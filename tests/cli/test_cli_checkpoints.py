@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from gossamer.cli import main
 from gossamer.report.recordings import read_recording
-from gossamer.train.checkpoint import find_checkpoint, read_state, write_state
+from gossamer.train.checkpoint import Layout, find_checkpoint, read_state, write_state
 
 LOCKSTEP = ("allreduce", "diloco", "divisible", "overlap")
 """Of the methods that wait: one that keeps nothing, and those with state of their own and averages in flight."""
@@ -100,9 +100,15 @@ def test_methods_that_do_not_wait_go_on_to_the_same_number_of_steps(gossamer, ta
 def test_other_workers_start_from_the_average_of_those_that_were(gossamer, task):
     gossamer(*RUN, "--method", "localsgd", "--period", "5", "--checkpoint-every", "6")
     states = [read_state(task / "run" / "checkpoints" / "36" / f"{rank}.safetensors")["model"] for rank in range(3)]
-    ran = gossamer("train", "--resume", "run", "--workers", "2", "--steps", "14", "--lr", "0", "--json")
+    ran = gossamer("train", "--resume", "run", "--workers", "2", "--steps", "18", "--lr", "0", "--json")
     (result,) = ran.document["results"]
-    assert result["worker_steps"] == {"mean": 14, "min": 14, "max": 14}
+    assert result["worker_steps"] == {"mean": 18, "min": 18, "max": 18}
+    # Two workers have made 36 steps too by now. Their checkpoint comes after that of the three, and is its own.
+    assert complete(task / "run") == [36, 48]
+    newest = find_checkpoint(task / "run")
+    assert (newest.ranks, newest.steps) == ([0, 1], [18, 18])
+    assert newest.named_from(Layout(workers=2)) == 12
+    assert newest.named_from(Layout(workers=4)) == 0
     ended = model(task / "run")
     assert not torch.equal(states[0]["0.weight"], states[1]["0.weight"])
     for name in ("0.weight", "0.bias", "4.weight"):

@@ -2,9 +2,12 @@
 
 ::
 
-    RUN/checkpoints/480/0.safetensors    worker 0, when all workers together had made 480 steps
+    RUN/checkpoints/480/0.safetensors    worker 0, when all workers together had made 480 steps, counted as below
     RUN/checkpoints/480/1.safetensors    …
     RUN/checkpoints/480/complete.json    the ranks in it; written once all of them have written theirs
+
+A run that goes on with fewer workers has made fewer steps in all. What it lacks is added to the names of its
+checkpoints, so that later ones always have larger numbers.
 
 If workers are replicas, rank 0 of replica 1 writes ``1.safetensors``, rank 2 of it ``1-2.safetensors``. What is sharded
 over the ranks of replica 1 is in the folder ``1.dcp``, in the format of ``torch.distributed.checkpoint``.
@@ -87,6 +90,10 @@ class Checkpoint:
     def total_steps(self, layout: Layout) -> int:
         """Return the steps that count as done for a run that continues with this layout."""
         return sum(self.steps) if self.fits(layout) else layout.workers * self.mean_steps()
+
+    def named_from(self, layout: Layout) -> int:
+        """Return what such a run adds to its steps in the names of checkpoints, so that they come after this one."""
+        return max(0, int(self.path.name) - self.total_steps(layout))
 
     def state(self, rank: int, shard: int = 0, template: Template | None = None) -> dict[str, Any]:
         """Return the state of worker ``rank``, or of one rank of it. ``template``: how sharded tensors are laid out."""

@@ -43,6 +43,8 @@ class JobSpec:
     """The checkpoint to resume from; empty: start anew."""
     trace: bool = False
     """Whether every worker writes a trace of all its events."""
+    named_from: int = 0
+    """What is added to the steps in the names of checkpoints, if the run was resumed with fewer workers."""
     done_before: int = 0
     """For workers that come later: the steps of a run that was resumed which no worker counts as its own."""
 

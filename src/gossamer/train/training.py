@@ -316,12 +316,13 @@ class Training:
         self._save(self._leaders(self.board.agree("last checkpoint", total) if self.leads else 0))
 
     def _save(self, total_steps: int) -> None:
-        """Write this worker's file of the checkpoint of that name; a full disk does not stop training."""
+        """Write this worker's file of the checkpoint after so many steps; a full disk does not stop training."""
         folder = self.job_spec.path
         if folder is None or total_steps <= self._saved_at:
             return
         self._saved_at = total_steps
-        path = worker_file(folder / CHECKPOINTS / str(total_steps), self.rank, self.shard)
+        name = str(total_steps + self.job_spec.named_from)
+        path = worker_file(folder / CHECKPOINTS / name, self.rank, self.shard)
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             save = None if self.replica is None else self.replica.saver(sharded_folder(path.parent, self.rank))

@@ -177,8 +177,10 @@ def _resumed(parsed: argparse.Namespace, rank_info: RankInfo | None) -> _Request
         before.pop("workers")
     (values,) = real_settings({**before, **now}, None if rank_info is None else rank_info.workers)
     checkpoint_every, traced = _checkpoint_every(parsed, checkpoint.every), parsed.trace is not None
-    job_spec = JobSpec(values, str(folder), checkpoint_every, str(checkpoint.path), trace=traced)
-    done, goal = checkpoint.total_steps(Layout.of(values)), values["steps"] * values["workers"]
+    layout = Layout.of(values)
+    named_from = checkpoint.named_from(layout)
+    job_spec = JobSpec(values, str(folder), checkpoint_every, str(checkpoint.path), traced, named_from)
+    done, goal = checkpoint.total_steps(layout), values["steps"] * values["workers"]
     if done >= goal:
         raise InputError(
             f"the checkpoint {checkpoint.path} is already at step {checkpoint.mean_steps()}, but --steps is "
