@@ -36,7 +36,6 @@ class Findings:
     """Processes that measured: one for each worker, or for each rank of a replica."""
     nodes: int
     parameters: int
-    replica_size: int = 1
     replica: ReplicaShape | None = None
     """What each worker consists of, once that was measured."""
     compute: ComputeProfile | None = None
@@ -50,7 +49,7 @@ class Findings:
         assert self.compute is not None
         return ClusterSpec(
             nodes=self.nodes,
-            per_node=self.ranks // self.nodes // self.replica_size,
+            per_node=self.ranks // self.nodes // (1 if self.replica is None else self.replica.ranks),
             compute=self.compute,
             inside=self._link(crosses_nodes=False),
             between=self._link(crosses_nodes=True),

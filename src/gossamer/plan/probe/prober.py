@@ -69,8 +69,7 @@ def probe(
         inside: of the replica of which this process is a rank. ``session`` and ``steps`` are those of this rank.
     """
     parameters = sum(p.numel() for p in steps.model.parameters() if p.requires_grad)
-    replica_size = 1 if inside is None else inside.shape.ranks
-    findings = Findings(session.workers, len(set(session.node_of)), parameters, replica_size)
+    findings = Findings(session.workers, len(set(session.node_of)), parameters)
     prober = Prober(session, steps, delay_gradient, findings, budget_s, inside)
     phase = "compute times"
     try:
@@ -84,7 +83,8 @@ def probe(
             report(phase)
             measure()
     except WorkerLost as lost:
-        findings.lost = f"{lost} was lost while measuring {phase}"
+        who = str(lost) if inside is None else str(lost).replace("worker", "rank")
+        findings.lost = f"{who} was lost while measuring {phase}"
     return findings
 
 
@@ -103,9 +103,9 @@ class Prober:
         self.session, self.steps, self.delay_gradient = session, steps, delay_gradient
         self.findings, self.budget_s, self.inside = findings, budget_s, inside
         self.model_bytes = ELEMENT_BYTES * findings.parameters
-        part = 1.0 if inside is None else inside.shape.part
+        part, replica_size = (1.0, 1) if inside is None else (inside.shape.part, inside.shape.ranks)
         self.vector_size = math.ceil(part * findings.parameters)
-        self.messages = MessageTimer(session, findings.nodes, ELEMENT_BYTES * self.vector_size, findings.replica_size)
+        self.messages = MessageTimer(session, findings.nodes, ELEMENT_BYTES * self.vector_size, replica_size)
         self._own_step_s = 0.0
         """The median of this rank's steps while nothing travels between replicas."""
 
@@ -148,7 +148,7 @@ class Prober:
         assert inside is not None
         assert compute is not None
         link = inside.measured_link(self.session, self.model_bytes)
-        times = self._replica_steps(inside, INSIDE_SHARE * self.budget_s, MAX_STEPS)
+        times = self._replica_steps(inside, INSIDE_SHARE * self.budget_s)
         self._own_step_s = statistics.median(times)
         means = self.session.share("replica steps", statistics.fmean(times))
         self.findings.replica = replace(
@@ -158,12 +158,12 @@ class Prober:
             measured_bytes=self.model_bytes,
         )
 
-    def _replica_steps(self, inside: ReplicaSteps, budget_s: float, at_most: int) -> list[float]:
+    def _replica_steps(self, inside: ReplicaSteps, budget_s: float) -> list[float]:
         """Return the seconds of the replica's steps, as many as fit into the budget."""
         assert self.findings.compute is not None
         # The same number on all ranks, which wait for each other in each step.
         fitting = round(budget_s / self.findings.compute.mean_s) - NUM_WARM_UP_STEPS
-        count = NUM_WARM_UP_STEPS + min(at_most, max(MIN_STEPS, fitting))
+        count = NUM_WARM_UP_STEPS + min(MAX_STEPS, max(MIN_STEPS, fitting))
         self.session.barrier()
         return [self.session.guarded(partial(inside.timed_step, number)) for number in range(count)][NUM_WARM_UP_STEPS:]
 
@@ -210,7 +210,7 @@ class Prober:
     def _slowdown_of_step(self, compute: ComputeProfile, budget_s: float) -> float:
         """Return how many times longer this rank's steps take now than alone."""
         if self.inside is not None:
-            return statistics.median(self._replica_steps(self.inside, budget_s, MAX_STEPS)) / self._own_step_s
+            return statistics.median(self._replica_steps(self.inside, budget_s)) / self._own_step_s
         until = time.monotonic() + budget_s
         times: list[float] = []
         while time.monotonic() < until or len(times) < 3:
