@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import secrets
+import signal
 import statistics
 import subprocess
 import sys
@@ -130,6 +131,8 @@ def main() -> None:
     parser.add_argument("--only", help=f"settings to run, of {', '.join(SETTINGS)}")
     parser.add_argument("--table", action="store_true", help="run nothing: print the table of the stored results")
     parsed = parser.parse_args()
+    # The ranks and the hosts go with this process.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("terminated"))
     wanted = parsed.only.split(",") if parsed.only else list(SETTINGS)
     for name in [] if parsed.table else wanted:
         run_setting(name)
