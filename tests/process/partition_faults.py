@@ -83,6 +83,45 @@ def test_both_sides_of_a_partition_are_averaged(hosts: Hosts, tmp_path: Path, me
         assert re.search(r"of workers? (0|1|0, 1),", merged)
 
 
+def num_rebuilt(report: Report) -> int:
+    return sum("the group was rebuilt" in event for event in report.get("events", ()))
+
+
+@pytest.mark.parametrize("cut", [(1, 2), (0, 1)])
+@pytest.mark.parametrize("method", ["allreduce", "overlap", "lasgd"])
+def test_all_go_on_while_two_cannot_reach_each_other(
+    hosts: Hosts, tmp_path: Path, method: str, cut: tuple[int, int]
+) -> None:
+    """Both reach the third. Rank 0 hosts the store."""
+    with workers_on(hosts, tmp_path, method, compute_s=0.02) as workers:
+        for worker in workers:
+            worker.at("joined", LIMIT_S)
+            worker.step(50)
+        hosts.cut(*cut)
+        for worker in workers:
+            worker.until(lambda report: any("cannot reach each other" in e for e in report.get("events", ())), LIMIT_S)
+        steps_more(workers, (0, 1, 2), 100)
+        rebuilt = [num_rebuilt(worker.reports[-1]) for worker in workers]
+        hosts.heal(*cut)
+        for worker, number in zip(workers, rebuilt, strict=True):
+            worker.until(lambda report: num_rebuilt(report) > number, LIMIT_S)  # noqa: B023
+        steps_more(workers, (0, 1, 2), 50)
+        (tmp_path / "enough").touch()
+        ends = finished(workers)
+        longest = [worker.reports[-2]["longest"] for worker in workers]
+    print(f"{method}, cut {cut}: longest steps {longest}")
+    assert max(longest) < 5.0
+    assert ends[0]["weights"] == ends[1]["weights"] == ends[2]["weights"]
+    assert all(end["missing"] == [] and end["accuracy"] > 0.95 for end in ends)
+    one, other = cut
+    third = 3 - one - other
+    together = ", ".join(str(rank) for rank in sorted((one, third)))
+    cut_off = f"workers {one} and {other} cannot reach each other"
+    text = f"{cut_off}: until they can, workers {together} and worker {other} train separately"
+    for end in ends:
+        assert text in end["events"]
+
+
 def test_the_end_in_a_partition_is_said(hosts: Hosts, tmp_path: Path) -> None:
     with workers_on(hosts, tmp_path, "allreduce") as workers:
         for worker in workers:

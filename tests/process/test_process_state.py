@@ -1,6 +1,7 @@
 """What a worker is can be kept and gone on from; parameters of several dtypes."""
 
 import copy
+from typing import Any
 
 import pytest
 import resume_script
@@ -9,7 +10,9 @@ from real_workers import RealWorkers
 from torch import nn
 
 import gossamer
+from gossamer.effects import Effect
 from gossamer.errors import InputError
+from gossamer.process.lifecycle import StepRetry
 
 
 @pytest.mark.parametrize(
@@ -111,3 +114,43 @@ def test_a_transport_that_cannot_be_is_refused() -> None:
         gossamer.join(model, optimizer, transport="nccl")
     with pytest.raises(InputError, match="transport"):
         gossamer.join(model, optimizer, transport="nvlink")
+
+
+@pytest.mark.parametrize(
+    ("method", "made_by_the_others", "expected"),
+    [
+        # It waits for the average of its weights: nobody has its gradient yet.
+        ("overlap", True, {"applied": True, "repeated": 1}),
+        # The others had its gradient, and have made the step with it.
+        ("allreduce", True, {"applied": False, "repeated": 0}),
+        # As after a partition: nobody has made the step.
+        ("allreduce", False, {"applied": True, "repeated": 1}),
+    ],
+)
+def test_no_gradient_is_lost_when_other_weights_are_taken_over_in_a_step(
+    method: str, made_by_the_others: bool, expected: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = nn.Linear(3, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    swarm = gossamer.join(model, optimizer, method=method)
+    state, effects = swarm._runtime.state, swarm._runtime.effects
+    model.weight.grad = torch.ones(1, 3)
+    optimizer.step()
+    answer = effects.answer
+
+    def take_over_first(effect: Effect, *arguments: Any) -> Any:
+        monkeypatch.setattr(effects, "answer", answer)
+        tensors, rest = state.export_state()
+        state.import_state({"x": torch.full_like(tensors["x"], 7.0)}, {**rest, "step": rest["step"] + 1})
+        if made_by_the_others:
+            state.count_step(effects.groups.train.view, 2)
+        state.on_membership_change()
+        raise StepRetry
+
+    monkeypatch.setattr(effects, "answer", take_over_first)
+    model.weight.grad = torch.ones(1, 3)
+    optimizer.step()
+    after, metrics = 7.0 - 0.5 * bool(expected["applied"]), swarm.metrics()
+    swarm.finish()
+    assert model.weight.tolist() == [[after] * 3]
+    assert (metrics.repeated, metrics.dropped) == (expected["repeated"], 0)

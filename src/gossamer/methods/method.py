@@ -62,8 +62,9 @@ class Method:
     sends_models: ClassVar[bool] = True
     """Whether models travel, which may be rounded on the wire; otherwise gradients do."""
     keeps_gradient: ClassVar[bool] = False
-    """Whether ``step`` has changed nothing before its first answer. If a member dies meanwhile, the step begins again
-    with the same gradient; otherwise that gradient is dropped."""
+    """Whether ``step`` has changed nothing before its first answer, and sends nothing but its gradient until then. If a
+    member dies meanwhile, the step begins again with the same gradient, also at weights that are a step ahead of it;
+    otherwise that gradient is dropped."""
     planned_options: ClassVar[tuple[Mapping[str, Any], ...]] = ({},)
     """The settings that the planner compares."""
     gives_up: ClassVar[tuple[str, ...]] = ()

@@ -23,6 +23,8 @@ class EventKind(StrEnum):
     """A worker has left since an exception ended its program; the line names it."""
     RETURNED = "returned"
     """A worker that was dead is there again, or a new process in its place."""
+    CUT = "cut"
+    """Two workers cannot reach each other, though others reach both: no average has both of them until they can."""
     ALONE = "alone"
     """No other worker is there any more."""
     SLOW = "slow"

@@ -1,6 +1,7 @@
 """Bugs of the agreement on views, and of what workers do with it: the histories have to find each of them."""
 
 from gossamer.process.state.lineage import ViewId
+from gossamer.process.views.grouping import Grouping
 from gossamer.process.views.messages import Member, View, ViewKind
 from gossamer.process.views.view_change import ViewChange
 from gossamer.testing.histories.process import Parts
@@ -80,6 +81,29 @@ class TheCoordinatorIsForEver(ViewChange):
             super().update()
 
 
+class CutLinksDoNotCount(Grouping):
+    """Two members that cannot reach each other stay in one view, and all wait as long as the link is cut."""
+
+    def hear(self, rank, unreachable):
+        pass
+
+
+class OnlyTheOwnLinksCount(Grouping):
+    """Who reaches both ends of a cut link waits for both."""
+
+    def hear(self, rank, unreachable):
+        if rank == self._rank:
+            super().hear(rank, unreachable)
+
+
+class CutLinksStayCut(Grouping):
+    """The groups stay apart once the link is whole."""
+
+    def hear(self, rank, unreachable):
+        if unreachable:
+            super().hear(rank, unreachable)
+
+
 class WhoIsDoneIsWaitedFor(Trainer):
     """A worker that has ended its training stays in its groups, and the others wait for it there."""
 
@@ -123,5 +147,6 @@ class TheBrokenStepCounts(Trainer):
 
 BUGS = {
     **{bug.__name__: Parts(view_change=bug) for bug in ViewChange.__subclasses__()},
+    **{bug.__name__: Parts(grouping=bug) for bug in Grouping.__subclasses__()},
     **{bug.__name__: Parts(trainer=bug) for bug in Trainer.__subclasses__()},
 }

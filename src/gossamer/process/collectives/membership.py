@@ -84,7 +84,7 @@ class Membership:
         """Otherwise workers that are done with their training are not waited for."""
         self._aligned = purpose == TRAIN
         """Members must be at the same step before they go on. Other purposes start each series with ``begin``."""
-        self.purpose, self._agreement = purpose, agreement
+        self.purpose, self.agreement = purpose, agreement
         self.view: ViewId = NO_VIEW
         self.generation = -1
         """The number of the view."""
@@ -143,10 +143,9 @@ class Membership:
                     if not self._aligned:
                         raise StepRetry
                     self.rebuild(channel)
-                generation, view = self.generation, self.view
+                generation, view, disconnected = self.generation, self.view, self._disconnected
                 call = self._relative(requested_call)
                 members = self.members_of(call.group)
-                disconnected = self._disconnected
             if len(members) == 1:
                 return list(members), call
             self._started[channel] = started = time.monotonic()
@@ -183,7 +182,7 @@ class Membership:
         def abandoned() -> bool:
             # ``poll`` sees to that too, unless its thread waits for a store that has died with the member.
             stuck = time.monotonic() - began > STUCK_S
-            return disconnected.is_set() or (stuck and not self.heartbeats.lost.isdisjoint(self.members))
+            return disconnected.is_set() or (stuck and self.agreement.any_lost(self.members))
 
         group_builder.wait(work, timeout_s, abandoned)
 
@@ -219,7 +218,7 @@ class Membership:
 
             def left(awaited: tuple[int, ...]) -> bool:
                 """Whether members that were ready will not connect: they have given up, or died."""
-                return self.requested > generation or self.over() or any(map(self.heartbeats.dead, awaited))
+                return self.requested > generation or self.over() or self.agreement.any_lost(awaited)
 
             if call is not None:
                 calls = self.builder.await_ready(name, members, call.first, hopeless)
@@ -243,11 +242,11 @@ class Membership:
     @property
     def requested(self) -> int:
         """The newest generation that is requested, as far as this worker knows."""
-        return self._agreement.requested(self.purpose)
+        return self.agreement.requested(self.purpose)
 
     def request(self, generation: int) -> None:
         """Request this generation, or a later one that is already requested."""
-        self._agreement.request(self.purpose, generation)
+        self.agreement.request(self.purpose, generation)
 
     @property
     def key(self) -> str:
@@ -265,8 +264,8 @@ class Membership:
         now, started = time.monotonic(), min(list(self._started.values()), default=float("inf"))
         if now - started < STUCK_S:
             return
-        away = self._gone if now - started > LEFT_S else self.heartbeats.dead
-        if self.requested > self.generation or any(map(away, self.members)):
+        over = self.agreement.any_lost(self.members) or self.requested > self.generation
+        if over or (now - started > LEFT_S and any(map(self._gone, self.members))):
             self.disconnect()
             return
         # The rest costs store requests.
@@ -305,7 +304,7 @@ class Membership:
         """
         while True:
             self.disconnect()
-            view = self._agreement.next_view(self.purpose, self._check_wait)
+            view = self.agreement.next_view(self.purpose, self._check_wait)
             self.view, generation, members = view.id, view.id.number, view.ranks
             self.generation, self.members = generation, members
             if self.requested > generation:
@@ -343,10 +342,11 @@ class Membership:
             raise TrainingEnded
 
     def _gone(self, rank: int) -> bool:
-        """Return whether another worker is dead, done with its training, or has left for good."""
+        """Return whether another worker is dead, apart, done with its training, or has left for good."""
         if rank == self.rank or rank not in self.everybody:
             return rank != self.rank
-        return (not self._finishes and self.heartbeats.done(rank)) or self.heartbeats.dead(rank)
+        away = self.heartbeats.dead(rank) or rank in self.agreement.grouping.apart
+        return away or (not self._finishes and self.heartbeats.done(rank))
 
     # Closing
 

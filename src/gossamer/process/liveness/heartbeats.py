@@ -11,7 +11,7 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -132,6 +132,10 @@ class Heartbeats:
         """Return whether that worker is dead."""
         self._say_notices()
         return rank in self.lost
+
+    def ask(self, ranks: Sequence[int]) -> None:
+        """This worker waits for these: find out whether it can reach them."""
+        self._do(lambda liveness: liveness.reachability.ask(ranks, time.monotonic()))
 
     def seen(self, rank: int) -> bool:
         """Return whether a heartbeat of ``rank`` has ever been seen here."""

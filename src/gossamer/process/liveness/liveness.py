@@ -25,24 +25,18 @@ from collections.abc import Sequence
 from functools import cached_property
 
 from gossamer.process.liveness.actions import Change, Notice, Send
-from gossamer.process.liveness.peer import NEVER, Peer, Timing
+from gossamer.process.liveness.peer import ALIVE_COUNTS, MAX_PINGS, NEVER, Peer, Timing
+from gossamer.process.liveness.reachability import Reachability
 from gossamer.process.liveness.records import Kind, Message, Record, Stage, first_record
 from gossamer.process.liveness.ring import Ring
 from gossamer.process.net.connection import Address
 from gossamer.seeds import text_stream
-
-MAX_PINGS = 4
-"""Silent workers that are pinged at a time: if this worker has been slow, all seem to be silent."""
 
 MAX_RECORDS = 64
 """In one message, besides the sender's own."""
 
 MAX_PUSHES = 20
 """How often in a tick news are passed on at once. What comes after waits for the next tick, and travels together."""
-
-ALIVE_COUNTS = 5
-"""A dead worker that others have heard of is alive again if its counter has moved this far: less may have been on its
-way when it died."""
 
 
 class Liveness:
@@ -58,6 +52,7 @@ class Liveness:
         self.actions: list[Send | Notice] = []
         self.changed: set[int] = set()
         """Workers about which there is news; whoever drives this machine empties it."""
+        self.reachability = Reachability(self.peers, self.timing)
         self._seed = f"{seed}/{own.rank}/{own.process}"
         self._ticked_at = now
         self._gossip_at = now
@@ -84,8 +79,8 @@ class Liveness:
 
     def beat(self, steps: int, busy_s: float) -> None:
         """Count a heartbeat; it travels with the next gossip."""
-        rank, process, heartbeats, changes, stage, _, _, requests, views, address = self.own
-        self.own = Record(rank, process, heartbeats + 1, changes, stage, steps, busy_s, requests, views, address)
+        rank, process, heartbeats, changes, stage, _, _, requests, views, address, cut = self.own
+        self.own = Record(rank, process, heartbeats + 1, changes, stage, steps, busy_s, requests, views, address, cut)
 
     def advance(self, stage: Stage) -> None:
         """This worker is done, or leaves: tell the others at once."""
@@ -237,14 +232,15 @@ class Liveness:
             self.actions.append(Notice(Change.RETURNED, rank))
             self.changed.add(rank)
         raised = self._raise_requests(record.requests)
-        if before is None or record.stage != before.stage or record.views != before.views:
+        cut = before is not None and record.unreachable != before.unreachable
+        if before is None or cut or record.stage != before.stage or record.views != before.views:
             self.changed.add(rank)
         if record.stage == Stage.RETIRED and (before is None or before.stage != Stage.RETIRED):
             self.actions.append(Notice(Change.RETIRED, rank))
         news = before is None or returned or record.stage != before.stage
         if news:
             self._ring.place(rank, peer.is_there)
-        return raised or news
+        return raised or cut or news
 
     def _suspect(self, rank: int, process: int, now: float) -> None:
         """Somebody has found this process dead: look for it."""
@@ -275,6 +271,10 @@ class Liveness:
                 silent.append(rank)
         if silent:
             self._send(self._rng.sample(silent, min(MAX_PINGS, len(silent))), Kind.PING)
+        self._send(self.reachability.tick(now), Kind.PING)
+        if self.reachability.unreachable != self.own.unreachable:
+            self._change(unreachable=self.reachability.unreachable)
+            self.changed.add(self.own.rank)
         self._num_pushes = 0
         if self._news or self._found_dead:
             self._pass_on([], None)

@@ -12,6 +12,14 @@ BOARD_WORKERS = 64
 """Among more workers each of them reads less often what the others have published in the store."""
 
 
+MAX_PINGS = 4
+"""Silent workers that are pinged at a time: if this worker has been slow, all seem to be silent."""
+
+ALIVE_COUNTS = 5
+"""A dead worker that others have heard of is alive again if its counter has moved this far: less may have been on its
+way when it died."""
+
+
 @dataclass(frozen=True)
 class Timing:
     """Times in seconds."""
@@ -27,6 +35,10 @@ class Timing:
     """After this long it is dead even if it answers."""
     first_s: float = 300.0
     """How long a worker that was never heard of may still be starting."""
+    cut_s: float = 1.5
+    """A worker that does not answer for this long while others pass on its heartbeats cannot be reached directly."""
+    whole_s: float = 1.0
+    """After it has answered again for this long it can be reached."""
     paused_s: float = 1.0
     """A tick that is later than this shows that this process stood still: it could not have heard anything."""
 

@@ -15,6 +15,10 @@ NUM_MEMBERSHIPS = 3
 """Memberships of a worker: for training, for averages that a user asks for, for the final average."""
 
 
+MAX_UNREACHABLE = 64
+"""Workers that a worker says it cannot reach, at most."""
+
+
 class Stage(IntEnum):
     """How far a process is; it never goes back."""
 
@@ -46,6 +50,8 @@ class Record(NamedTuple):
     """Marks of the views that it is in, of each membership; 0: in none."""
     address: Address
     """Where it listens."""
+    unreachable: tuple[int, ...] = ()
+    """Workers that it cannot reach itself, ascending, though their heartbeats come to it through others."""
 
     def is_newer_than(self, other: Record | None) -> bool:
         # Field by field: this is the most frequent thing that a worker does with a message.
@@ -73,7 +79,8 @@ class Message(NamedTuple):
 
 _HEADER = struct.Struct("<BHH")
 _FOUND_DEAD = struct.Struct("<HQ")
-_RECORD = struct.Struct(f"<HQIIBQd{NUM_MEMBERSHIPS}Q{NUM_MEMBERSHIPS}IHB")
+_RECORD = struct.Struct(f"<HQIIBQd{NUM_MEMBERSHIPS}Q{NUM_MEMBERSHIPS}IHBB")
+_RANK = struct.Struct("<H")
 
 
 def to_bytes(kind: Kind, records: Iterable[Record], found_dead: Sequence[tuple[int, int]] = ()) -> bytes:
@@ -81,7 +88,9 @@ def to_bytes(kind: Kind, records: Iterable[Record], found_dead: Sequence[tuple[i
     for record in records:
         host = record.address[0].encode("ascii")
         numbers = (*record[:4], record.stage, record.steps, record.busy_s)
-        parts += [_RECORD.pack(*numbers, *record.requests, *record.views, record.address[1], len(host)), host]
+        sizes = len(host), len(record.unreachable)
+        parts += [_RECORD.pack(*numbers, *record.requests, *record.views, record.address[1], *sizes), host]
+        parts += map(_RANK.pack, record.unreachable)
         number += 1
     parts[0] = _HEADER.pack(kind, number, len(found_dead))
     parts += [_FOUND_DEAD.pack(*dead) for dead in found_dead]
@@ -97,9 +106,10 @@ def from_bytes(data: bytes, workers: int) -> Message | None:
         for _ in range(number):
             fields = _RECORD.unpack_from(data, at)
             at += _RECORD.size
-            host = data[at : at + fields[-1]]
-            at += fields[-1]
-            records.append(_checked(fields, host, workers))
+            host, end = data[at : at + fields[-2]], at + fields[-2] + fields[-1] * _RANK.size
+            unreachable = tuple(rank for (rank,) in _RANK.iter_unpack(data[at + fields[-2] : end]))
+            at = end
+            records.append(_checked(fields, host, unreachable, workers))
         if len(data) - at != num_dead * _FOUND_DEAD.size or not records:
             return None
         found_dead = tuple((int(rank), int(process)) for rank, process in _FOUND_DEAD.iter_unpack(data[at:]))
@@ -110,15 +120,19 @@ def from_bytes(data: bytes, workers: int) -> Message | None:
         return None
 
 
-def _checked(fields: tuple[int | float, ...], host: bytes, workers: int) -> Record:
+def _checked(fields: tuple[int | float, ...], host: bytes, unreachable: tuple[int, ...], workers: int) -> Record:
     """Return a record. ValueError if a field is none that a worker sends."""
     rank, process, heartbeats, changes, stage, steps, busy_s = (*map(int, fields[:6]), float(fields[6]))
     requests, views = (tuple(map(int, fields[at : at + NUM_MEMBERSHIPS])) for at in (7, 7 + NUM_MEMBERSHIPS))
-    port = int(fields[-2])
+    port = int(fields[-3])
+    if list(unreachable) != sorted(set(unreachable)) or any(other >= workers for other in unreachable):
+        raise ValueError("no list of workers")
     if rank >= workers or port == 0 or not math.isfinite(busy_s) or not re.fullmatch(rb"[0-9A-Za-z.:%_-]{1,255}", host):
         raise ValueError("no record of a worker")
     address = host.decode(), port
-    return Record(rank, process, heartbeats, changes, Stage(stage), steps, busy_s, requests, views, address)
+    return Record(
+        rank, process, heartbeats, changes, Stage(stage), steps, busy_s, requests, views, address, unreachable
+    )
 
 
 def first_record(rank: int, process: int, address: Address) -> Record:

@@ -37,9 +37,10 @@ from gossamer.process.replica.background import (
 from gossamer.process.replica.boundary import Boundary
 from gossamer.process.replica.exchanges import ReplicaExchanges
 from gossamer.process.replica.state import ReplicaState
-from gossamer.process.runtime.driver import Driver, MergeRecorder
+from gossamer.process.runtime.driver import Driver
 from gossamer.process.runtime.effect_handler import EffectHandler
 from gossamer.process.runtime.partition_policy import PartitionPolicy
+from gossamer.process.runtime.process_worker import MergeRecorder
 from gossamer.process.runtime.worker_state import WorkerState
 
 ROW_WIDTH = 6

@@ -9,22 +9,23 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gossamer.effects import Effect, Gather, Mean, MethodGenerator, Shift, Start, Swap, Update, Wait
+from gossamer.effects import Mean, MethodGenerator, Start, Update, Wait
 from gossamer.errors import InputError, MethodError
 from gossamer.methods.loading.method_contract import check_effect, check_generator, check_opening
 from gossamer.process.collectives.membership import BACKGROUND, FOREGROUND, Membership
 from gossamer.process.lifecycle import CommAborted, Phase, StepRetry, TrainingEnded
 from gossamer.process.runtime.effect_handler import EffectHandler
 from gossamer.process.runtime.partition_policy import PartitionPolicy
-from gossamer.process.runtime.process_worker import ProcessWorker
+from gossamer.process.runtime.process_worker import MergeRecorder
 from gossamer.process.runtime.worker_state import WorkerState
+from gossamer.process.state.merging import ROOT
 from gossamer.process.watches.optimizer_watch import OptimizerWatch
 
 SERVE_POLL_S = 0.02
@@ -40,6 +41,8 @@ class Driver:
         self._step: MethodGenerator | None = None
         self._void = False
         """The step in progress does not count: the membership changed in it, or its gradient is stale."""
+        self._taken_over = False
+        """The others have made the step in progress with this worker's gradient, and it has taken over the result."""
         self._opened = False
         """The step in progress has yielded its first effect."""
         self._updated = False
@@ -77,7 +80,8 @@ class Driver:
                 # A checkpoint of the model was loaded after join: the method begins with these weights.
                 self.method.begin(self.worker)
         self.start_background()
-        self.state.in_step, self._void, self._opened, self._updated = True, False, False, False
+        self.state.in_step = True
+        self._void = self._taken_over = self._opened = self._updated = False
         self._gradient_at = time.monotonic()
         self._gradient_is_there()
         self.lock.acquire()
@@ -117,7 +121,7 @@ class Driver:
             self.state.count_step(train.view, len(train.members))
             self.metrics.steps += self._updates
             self.state.history.add_step(time.monotonic(), self.metrics.idle_s)
-        else:
+        elif not self._taken_over:
             self.metrics.repeated += 1
             self.metrics.dropped += 1
         self.lock.release()
@@ -155,7 +159,6 @@ class Driver:
         merges = MergeRecorder(self.worker)
         answer: Any = None
         unchanged = self.method.keeps_gradient and not self._updated and self.state.replica is None
-        num_imports = self.state.num_imports
         while True:
             try:
                 with merges.resume(answer):
@@ -174,6 +177,7 @@ class Driver:
                 return True
             merges.requested(effect)
             began = time.monotonic()
+            view, lineage, nonfinite = self.effects.groups.train.view, self.state.lineage or ROOT, self.state.nonfinite
             # Communication may need the lock: a state transfer writes to x.
             self.lock.release()
             try:
@@ -181,10 +185,14 @@ class Driver:
                 unchanged = False
             except (StepRetry, TrainingEnded) as ended:
                 self._step.close()
-                if isinstance(ended, StepRetry) and unchanged and self.state.num_imports == num_imports:
-                    self._begin_again()
-                    merges, answer = MergeRecorder(self.worker), None
-                    continue
+                if isinstance(ended, StepRetry) and unchanged and not nonfinite:
+                    # What a step sends before it waits for anything else is its gradient.
+                    sent = not isinstance(effect, Wait)
+                    self._taken_over = sent and (self.state.lineage or ROOT).has_more_of(view, lineage)
+                    if not self._taken_over:
+                        self._begin_again()
+                        merges, answer = MergeRecorder(self.worker), None
+                        continue
                 self._step = None
                 self._void = True
                 return False
@@ -195,7 +203,11 @@ class Driver:
                     self.recorder.waited(self.worker.run_rank, began, time.monotonic())
 
     def _begin_again(self) -> None:
-        """Begin the method's step once more, with the same gradient: nothing has changed since it began."""
+        """Begin the method's step once more, with the same gradient.
+
+        Nothing that the step did has had an effect. If this worker has taken over other weights meanwhile, its gradient
+        is a step late, as one is that overlaps with communication.
+        """
         self.metrics.repeated += 1
         # The members may be too few now.
         self._policy.wait()
@@ -306,30 +318,6 @@ class Driver:
         if self._thread is not None:
             self._thread.join(timeout_s)
         self.effects.close(timeout_s)
-
-
-class MergeRecorder:
-    """Records when a generator merges the answer to a communication, and the answer's staleness."""
-
-    def __init__(self, worker: ProcessWorker) -> None:
-        self.worker = worker
-        self._since_step: int | None = None
-        """The step at which this worker sent its part; None if the effect is no communication."""
-
-    def requested(self, effect: Effect) -> None:
-        """The generator has yielded this effect."""
-        if isinstance(effect, Wait):
-            self._since_step = effect.ticket.since_step
-        else:
-            self._since_step = self.worker.step if isinstance(effect, Mean | Gather | Shift | Swap) else None
-
-    @contextlib.contextmanager
-    def resume(self, answer: Any) -> Iterator[None]:
-        """The generator runs with its answer inside this block."""
-        began, since_step = time.monotonic(), self._since_step
-        yield
-        if since_step is not None and answer is not None:
-            self.worker.recorder.merged(self.worker.run_rank, began, time.monotonic(), self.worker.step - since_step)
 
 
 def _update() -> MethodGenerator:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from torch import Tensor
 
-from gossamer.effects import Ticket
+from gossamer.effects import Effect, Gather, Mean, Shift, Swap, Ticket, Wait
 from gossamer.process.roster.placement import Placement
 from gossamer.process.runtime.flat_model import FlatModel
 from gossamer.recording import Recorder
@@ -105,3 +106,27 @@ class ProcessWorker:
             write(self, self._snapshot)
         self.recorder.snapshot(self.run_rank, began, time.monotonic())
         return self._snapshot
+
+
+class MergeRecorder:
+    """Records when a generator merges the answer to a communication, and the answer's staleness."""
+
+    def __init__(self, worker: ProcessWorker) -> None:
+        self.worker = worker
+        self._since_step: int | None = None
+        """The step at which this worker sent its part; None if the effect is no communication."""
+
+    def requested(self, effect: Effect) -> None:
+        """The generator has yielded this effect."""
+        if isinstance(effect, Wait):
+            self._since_step = effect.ticket.since_step
+        else:
+            self._since_step = self.worker.step if isinstance(effect, Mean | Gather | Shift | Swap) else None
+
+    @contextlib.contextmanager
+    def resume(self, answer: Any) -> Iterator[None]:
+        """The generator runs with its answer inside this block."""
+        began, since_step = time.monotonic(), self._since_step
+        yield
+        if since_step is not None and answer is not None:
+            self.worker.recorder.merged(self.worker.run_rank, began, time.monotonic(), self.worker.step - since_step)

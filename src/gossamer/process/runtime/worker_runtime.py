@@ -165,8 +165,10 @@ class WorkerRuntime:
         topic = gradient_topic(method)
         if topic and transport != "nccl" and codec is None and replica is None:
             self.effects.early = make_early_gradient(self.state, self.groups, topic)
-        policy = PartitionPolicy(partition, self.everybody, self.heartbeats, events, self.lifecycle)
-        self.driver = make_driver(self.state, self.effects, policy, replica)
+        self._policy = PartitionPolicy(
+            partition, self.everybody, self.heartbeats, agreement.grouping, events, self.lifecycle
+        )
+        self.driver = make_driver(self.state, self.effects, self._policy, replica)
         self.missing: list[int] = []
         """Workers that are not in the final average."""
         self._heartbeat_thread = HeartbeatThread(self.heartbeats, self._poll)
@@ -310,6 +312,7 @@ class WorkerRuntime:
         self.exchanges.poll()
         self.groups.poll()
         self.peer_watch.poll()
+        self._policy.poll()
         self.roster_store.poll()
         if self.method.pairwise and not self.method.lockstep:
             # Nobody has to agree: an edge is there once both ends know that they are neighbours.

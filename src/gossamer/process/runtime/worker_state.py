@@ -62,8 +62,6 @@ class WorkerState:
         """This worker has sent a vector that is not finite, and needs the others' state."""
         self.stale_gradient = False
         """The gradient in progress is taken at weights that have been replaced since."""
-        self.num_imports = 0
-        """How often this worker has taken over a state."""
         self.taken_from: int | None = None
         """The worker whose state this one took over last."""
         self.taken_at = 0
@@ -181,7 +179,6 @@ class WorkerState:
             if self.nonfinite:
                 self.method.begin(self.worker)
             self.needs_state = self.nonfinite = False
-            self.num_imports += 1
             self.taken_from, self.taken_at = rest.get("rank"), rest["step"]
             if rest["step"]:
                 # Otherwise it is the state from before the training.

@@ -59,6 +59,10 @@ class Lineage(NamedTuple):
         """Return whether all steps of ``other`` are in this model."""
         return self.steps_of(other.head) >= other.head_count
 
+    def has_more_of(self, view: ViewId, other: Lineage) -> bool:
+        """Return whether more steps of ``view`` are in this model than in the other."""
+        return max(self.steps_of(view), 0) > max(other.steps_of(view), 0)
+
     def related(self, other: Lineage) -> bool:
         """Return whether both descend from one model. Models that began separately cannot be averaged."""
         views = {part.view for part in self.parts}

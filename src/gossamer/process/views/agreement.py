@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from gossamer.process.liveness.heartbeats import Heartbeats
 from gossamer.process.liveness.liveness import Liveness
 from gossamer.process.roster.roster import MAX_RANKS
 from gossamer.process.store.parsing import Refusals
+from gossamer.process.views.grouping import Grouping
 from gossamer.process.views.messages import FINISH, PURPOSES, View, from_bytes, to_bytes
-from gossamer.process.views.view_change import Installed, SendTo, Tell, ViewChange
+from gossamer.process.views.view_change import Ask, Installed, SendTo, Tell, ViewChange
 
 CHECK_S = 0.02
 """How often a worker that waits for a view checks whether there is still use in that."""
@@ -24,8 +25,10 @@ class Agreement:
         self._heartbeats, self._refusals = heartbeats, refusals
         self._changed = threading.Condition()
         rank, process, self._everybody = heartbeats.rank, heartbeats.process, heartbeats.everybody
+        self.grouping = Grouping(rank, self._everybody, self._dead)
+        """Who is in one group with this worker, while some cannot reach each other. Other threads only read it."""
         self._machines = [
-            ViewChange(index, rank, process, self._everybody, self._gone if purpose != FINISH else self._dead)
+            ViewChange(index, rank, process, self._everybody, self._gone if purpose != FINISH else self._away)
             for index, purpose in enumerate(PURPOSES)
         ]
         self._asked = [0] * len(PURPOSES)
@@ -35,8 +38,11 @@ class Agreement:
     def _dead(self, rank: int) -> bool:
         return rank in self._heartbeats.lost or rank in self._everybody.value.left
 
+    def _away(self, rank: int) -> bool:
+        return self._dead(rank) or rank in self.grouping.apart
+
     def _gone(self, rank: int) -> bool:
-        return self._dead(rank) or self._heartbeats.done(rank)
+        return self._away(rank) or self._heartbeats.done(rank)
 
     # From any thread but that of the loop
 
@@ -44,6 +50,11 @@ class Agreement:
         """Return the number of the newest view that is requested, as far as this worker knows."""
         index = PURPOSES.index(purpose)
         return max(self._machines[index].requested, self._asked[index])
+
+    def any_lost(self, ranks: Sequence[int]) -> bool:
+        """Return whether one of these, for which this worker has waited for long, is dead or in another group."""
+        self._heartbeats.ask(ranks)
+        return not (self._heartbeats.lost | self.grouping.apart).isdisjoint(ranks)
 
     def request(self, purpose: str, number: int) -> None:
         """Request a view, or a later one that is already requested."""
@@ -92,6 +103,11 @@ class Agreement:
         self._carry_out(machine)
 
     def _on_change(self, liveness: Liveness, ranks: set[int]) -> None:
+        for rank in ranks:
+            record = liveness.record(rank)
+            if record is not None:
+                self.grouping.hear(rank, record.unreachable)
+        self.grouping.renew()
         for index, machine in enumerate(self._machines):
             machine.request(liveness.own.requests[index])
             for rank in ranks - {liveness.own.rank}:
@@ -115,6 +131,8 @@ class Agreement:
                     data = to_bytes(message)
                     for rank in ranks:
                         heartbeats.send(rank, data)
+                case Ask(ranks):
+                    heartbeats.ask(ranks)
                 case Tell(number):
                     heartbeats.act(partial(Liveness.request, membership=purpose, number=number))
                 case Installed(view):

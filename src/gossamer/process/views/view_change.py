@@ -14,6 +14,9 @@ a proposal of somebody else. A view is named by its number, its coordinator and 
 lists of members ever have one name. A coordinator that dies is a member of all views that it has proposed: none of them
 can go on, and its successor need not know about them. Every message is repeated until it is answered; none does harm if
 it comes twice, late, or in another order.
+
+No view has both ends of a link that is cut, though both are alive. Whoever cannot reach another one says so in its
+heartbeats, and all divide the workers into the same groups (``grouping``). Who is in another group counts as gone.
 """
 
 from __future__ import annotations
@@ -28,6 +31,9 @@ NEVER = float("-inf")
 RETRY_S = 0.2
 """After how long a message without an answer is repeated."""
 
+ASK_AFTER = 2
+"""Who has said something again so often finds out whether those can be reached who do not answer."""
+
 SETTLE_S = 1.0
 """How long after a view was installed its members may differ in who is gone. Whoever is alive then and in another view
 has gone on without them."""
@@ -38,6 +44,12 @@ class SendTo(NamedTuple):
 
     ranks: tuple[int, ...]
     message: ViewMessage
+
+
+class Ask(NamedTuple):
+    """Find out whether these workers can be reached: this one has waited for them for long."""
+
+    ranks: tuple[int, ...]
 
 
 class Tell(NamedTuple):
@@ -58,15 +70,15 @@ class ViewChange:
     def __init__(
         self, purpose: int, rank: int, process: int, everybody: Collection[int], gone: Callable[[int], bool]
     ) -> None:
-        """``everybody``: who belongs to the run now, ascending. ``gone(rank)``: that worker is dead or done, so views
-        are without it."""
+        """``everybody``: who belongs to the run now, ascending. ``gone(rank)``: that worker is dead, done or in
+        another group (``grouping``), so views are without it."""
         self.purpose, self.own, self.everybody, self._gone = purpose, Member(rank, process), everybody, gone
         self.requested = 0
         """The newest view that is requested, as far as this worker knows."""
         self.installed: View | None = None
         self.waits = False
         """This worker waits for the next view."""
-        self.actions: list[SendTo | Tell | Installed] = []
+        self.actions: list[SendTo | Ask | Tell | Installed] = []
         self._promised = NO_VIEW
         """The highest view that this worker has accepted or proposed."""
         self._accepted: ViewId | None = None
@@ -81,6 +93,8 @@ class ViewChange:
         self._said_to: int | None = None
         """The coordinator to which this worker has said that it is present."""
         self._sent_at = self._compared_at = NEVER
+        self._num_repeated = 0
+        """How often something was said again since this worker waits."""
         self._processes: dict[int, int] = {}
         self._marks: dict[int, int] = {}
         """In which view each other worker is."""
@@ -138,7 +152,7 @@ class ViewChange:
             self._sent_at = NEVER
             self._compare(now)
         elif self._sent_at == NEVER:
-            self._sent_at, self._compared_at = now, NEVER
+            self._sent_at, self._compared_at, self._num_repeated = now, NEVER, 0
         elif now - self._sent_at >= RETRY_S:
             self._sent_at = now
             self._repeat()
@@ -161,12 +175,23 @@ class ViewChange:
 
     def _repeat(self) -> None:
         self.update()
+        self._num_repeated += 1
+        if self._num_repeated > ASK_AFTER and self.waits:
+            self.actions.append(Ask(self._waits_for()))
         if self._proposal is not None:
             self._send(sorted(self._yet_to_accept), ViewKind.PROPOSE, self._proposal)
         elif self._accepted is not None:
             self._send([self._accepted.leader], ViewKind.ACCEPT, self._accepted)
         else:
             self._say_present()
+
+    def _waits_for(self) -> tuple[int, ...]:
+        if self._proposal is not None:
+            return tuple(self._yet_to_accept)
+        if self._accepted is not None:
+            return (self._accepted.leader,)
+        coordinator = self._coordinator()
+        return (self._awaited if coordinator == self.own.rank else coordinator,)
 
     # Messages
 

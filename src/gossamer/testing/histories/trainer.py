@@ -144,19 +144,25 @@ class Trainer:
         if collective is not None:
             world.collectives.try_to_complete(collective)
             waited_s = world.now - self.waits_since
-            if self.waits_in is collective and waited_s > STUCK_S and self._is_lost(collective, waited_s):
-                self.broken(collective)
+            if self.waits_in is collective and waited_s > STUCK_S:
+                self._ask(collective.view)
+                if self._is_lost(collective, waited_s):
+                    self.broken(collective)
         elif self.phase == Phase.DONE:
             self._finish_if_all_are_done()
         elif self.phase == Phase.FINISHING and self._has is not None:
             self._leave_if_all_have_it()
 
+    def _ask(self, view: View) -> None:
+        """Find out whether the others can be reached."""
+        self.process.machine.reachability.ask(view.ranks, self.world.now)
+
     def _is_lost(self, collective: Collective, waited_s: float) -> bool:
-        machine, others = self.process.machine, [rank for rank in collective.view.ranks if rank != self.rank]
-        if self._machine.requested > collective.view.id.number or any(map(machine.dead, others)):
+        others = [rank for rank in collective.view.ranks if rank != self.rank]
+        if self._machine.requested > collective.view.id.number or any(map(self.process.away, others)):
             return True
         left = waited_s > LEFT_S and collective.purpose == TRAIN
-        return left and any(self.world.is_done(self.process, rank) for rank in others)
+        return left and any(self.process.is_done(rank) for rank in others)
 
     # Steps
 
@@ -226,7 +232,7 @@ class Trainer:
             self._leave_view()
 
     def _finish_if_all_are_done(self) -> None:
-        if all(self.world.is_done(self.process, rank) for rank in range(self.world.workers) if rank != self.rank):
+        if all(self.process.is_done(rank) for rank in range(self.world.workers) if rank != self.rank):
             self._leave_view()
             self.phase, self.progress_at = Phase.FINISHING, self.world.now
             self._machine.enter()
@@ -248,3 +254,5 @@ class Trainer:
         elif all(world.has_final(self.process, view, rank) for rank in view.ranks):
             self.phase = Phase.LEFT
             world.end(self.process, view)
+        else:
+            self._ask(view)

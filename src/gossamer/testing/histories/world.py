@@ -11,7 +11,7 @@ from gossamer.process.liveness.records import Message, Stage, first_record
 from gossamer.process.net.connection import Address
 from gossamer.process.state.lineage import ViewId
 from gossamer.process.views.messages import FINISH, PURPOSES, View, ViewMessage
-from gossamer.process.views.view_change import Installed, SendTo, Tell, ViewChange
+from gossamer.process.views.view_change import Ask, Installed, SendTo, Tell, ViewChange
 from gossamer.seeds import text_stream
 from gossamer.testing.histories.collectives import Collectives
 from gossamer.testing.histories.encoding import encoded, travelled
@@ -22,7 +22,7 @@ from gossamer.testing.histories.trainer import Model, Trainer
 
 HEARTBEAT_S = 0.1
 
-TIMING = Timing(dead_s=2.0, hung_s=6.0)
+TIMING = Timing(dead_s=2.0, hung_s=6.0, cut_s=1.0, whole_s=0.5)
 """Shorter than for real workers: a history should not take longer than it has to."""
 
 
@@ -103,7 +103,8 @@ class World:
         address = (f"host{rank}", self.num_started)
         own = first_record(rank, number, address)
         machine = self.parts.liveness(own, self.workers, self.now, self.seed, self.timing)
-        process = self.processes[rank] = Process(rank, number, machine)
+        process = Process(rank, number, machine, self.parts.grouping(rank, range(self.workers), machine.dead))
+        self.processes[rank] = process
         self.addresses[rank], self.numbers[rank] = address, number
         self.left.discard(rank)
         self.say(f"worker {rank} starts")
@@ -210,23 +211,18 @@ class World:
     def may_train(self, process: Process) -> bool:
         if not self.has_majority_policy:
             return True
-        reached = [rank for rank in range(self.workers) if not process.machine.dead(rank)]
+        reached = [rank for rank in range(self.workers) if not process.away(rank)]
         return 2 * len(reached) > self.workers or (2 * len(reached) == self.workers and 0 in reached)
-
-    def is_done(self, process: Process, rank: int) -> bool:
-        """Whether a worker is done with its training or dead, as another one knows it."""
-        record = process.machine.record(rank)
-        return process.machine.dead(rank) or (record is not None and record.stage >= Stage.DONE)
 
     def has_final(self, process: Process, view: View, rank: int) -> bool:
         """Whether a member has the final average or is dead, as another one knows it."""
         published = (view.id, rank) in self.has_average and (rank, process.rank) not in self.network.down
-        return published or process.machine.dead(rank)
+        return published or process.away(rank)
 
     def _gone(self, process: Process, purpose: str) -> Callable[[int], bool]:
         if purpose == FINISH:
-            return process.machine.dead
-        return lambda rank: self.is_done(process, rank)
+            return process.away
+        return lambda rank: process.away(rank) or process.is_done(rank)
 
     # Processes
 
@@ -300,6 +296,7 @@ class World:
     def _tell_views(self, process: Process, ranks: set[int]) -> None:
         machine = process.machine
         records = [machine.record(rank) for rank in ranks if rank != process.rank]
+        process.hear_of_links([machine.own, *records])
         for index, views in enumerate(process.views):
             views.request(machine.own.requests[index])
             for record in records:
@@ -307,10 +304,12 @@ class World:
                     views.heard(record.rank, record.process, record.views[index])
             views.update()
 
-    def _carry_out_view(self, process: Process, views: ViewChange, action: SendTo | Tell | Installed) -> None:
+    def _carry_out_view(self, process: Process, views: ViewChange, action: SendTo | Ask | Tell | Installed) -> None:
         match action:
             case SendTo(ranks, message):
                 self._send(process, ranks, message)
+            case Ask(ranks):
+                process.machine.reachability.ask(ranks, self.now)
             case Tell(number):
                 self.requested_at = self.now
                 process.machine.request(views.purpose, number)
