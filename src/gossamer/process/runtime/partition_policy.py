@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
 from gossamer.errors import InputError
 from gossamer.process.events import EventKind, Events
@@ -37,15 +37,9 @@ def cut_text(groups: Sequence[Sequence[int]], pairs: Sequence[tuple[int, int]]) 
 
 class PartitionPolicy:
     def __init__(
-        self,
-        partition: str,
-        everybody: Collection[int],
-        heartbeats: Heartbeats,
-        grouping: Grouping,
-        events: Events,
-        lifecycle: Lifecycle,
+        self, partition: str, heartbeats: Heartbeats, grouping: Grouping, events: Events, lifecycle: Lifecycle
     ) -> None:
-        self.partition, self.everybody = partition, everybody
+        self.partition, self.everybody = partition, heartbeats.everybody
         self._heartbeats, self._grouping, self._events, self._lifecycle = heartbeats, grouping, events, lifecycle
         self._said = ""
 

@@ -165,9 +165,7 @@ class WorkerRuntime:
         topic = gradient_topic(method)
         if topic and transport != "nccl" and codec is None and replica is None:
             self.effects.early = make_early_gradient(self.state, self.groups, topic)
-        self._policy = PartitionPolicy(
-            partition, self.everybody, self.heartbeats, agreement.grouping, events, self.lifecycle
-        )
+        self._policy = PartitionPolicy(partition, self.heartbeats, agreement.grouping, events, self.lifecycle)
         self.driver = make_driver(self.state, self.effects, self._policy, replica)
         self.missing: list[int] = []
         """Workers that are not in the final average."""
@@ -309,11 +307,9 @@ class WorkerRuntime:
     def _poll(self) -> None:
         """Maintain the connections. Runs in the heartbeat thread, ten times a second."""
         self.store.move_to_earlier()
-        self.exchanges.poll()
-        self.groups.poll()
-        self.peer_watch.poll()
-        self._policy.poll()
-        self.roster_store.poll()
+        parts = self.exchanges.poll, self.groups.poll, self.peer_watch.poll, self._policy.poll, self.roster_store.poll
+        for poll in parts:
+            poll()
         if self.method.pairwise and not self.method.lockstep:
             # Nobody has to agree: an edge is there once both ends know that they are neighbours.
             self.state.follow(self.everybody.value)
