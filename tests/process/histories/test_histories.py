@@ -57,6 +57,11 @@ def test_what_is_known_late_or_kept_on_purpose_is_no_violation(seed):
     assert run_history(seed).violation is None
 
 
+@pytest.mark.parametrize("seed", [70385, 1005656])
+def test_several_links_that_are_cut_at_once_are_found_at_once(seed):
+    assert run_history(seed).violation is None
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", BUGS)
 def test_planted_bugs_are_found(name):

@@ -177,7 +177,11 @@ class ViewChange:
         self.update()
         self._num_repeated += 1
         if self._num_repeated > ASK_AFTER and self.waits:
-            self.actions.append(Ask(self._waits_for()))
+            # The members of a view have to reach each other too. They are asked if those it waits for have answered.
+            self.actions += [
+                Ask(self._waits_for()),
+                Ask(tuple(rank for rank in self.everybody if rank != self.own.rank)),
+            ]
         if self._proposal is not None:
             self._send(sorted(self._yet_to_accept), ViewKind.PROPOSE, self._proposal)
         elif self._accepted is not None:
