@@ -10,8 +10,8 @@ from pathlib import Path
 
 import join_script
 import pytest
-from faults import listening
 from real_workers import RealWorkers
+from stranger_faults import listening
 from test_process_join import WITHIN_S, stranger, undisturbed
 
 from certificates import make_certificates
