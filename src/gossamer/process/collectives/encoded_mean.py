@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import torch
@@ -13,6 +12,7 @@ from gossamer.effects import MAX_SCALARS
 from gossamer.process.collectives.call import Call
 from gossamer.process.collectives.groups import Groups, MeanResult, differing_rounds
 from gossamer.process.collectives.membership import Communication, Membership
+from gossamer.process.lifecycle import CommAborted
 from gossamer.process.runtime.staging import Staging
 from gossamer.wire import MeanLink
 
@@ -46,15 +46,15 @@ class EncodedMeans:
         if call.topic not in self._links:
             self._links[call.topic] = self._make_link()
         link = self._links[call.topic]
-        gather = partial(self.groups.gather, of, channel, started_in=started_in)
         out, sent_bytes = torch.empty_like(vector), 0
         header = torch.zeros(HEADER, dtype=torch.float64)
         header[1 : 3 + len(scalars)] = torch.tensor([weight, len(scalars), *scalars], dtype=torch.float64)
-        received = torch.empty(0)
+        received, generation, num_tries = torch.empty(0), 0, 0
 
         def exchange_chunks(group: Any, named: Call) -> Communication:
             """Send every member its chunk. Only here the members, and their name for the round, are known."""
-            nonlocal received
+            nonlocal received, generation
+            generation = of.generation if started_in is None else started_in
             header[0] = named.round
             with self.staging.on_training_stream():
                 messages = link.scatter(vector, group.size(), group.rank(), out, same)
@@ -63,7 +63,7 @@ class EncodedMeans:
             received = torch.empty_like(sent)
             return [group.alltoall_base(received, sent, [], [])]
 
-        for _ in range(MAX_TRIES):
+        while num_tries < MAX_TRIES:
             members, named = of.run(channel, exchange_chunks, call, started_in)
             if len(members) == 1:
                 return MeanResult(vector.clone(), scalars, 1, weight), 0
@@ -74,7 +74,15 @@ class EncodedMeans:
                 chunks = self.staging.to_device(received[:, header.nbytes :].contiguous())
                 message = link.reduce(chunks, weights)
             means = Call(call.kind, f"means of {call.topic}", call.round, call.group)
-            gathered = gather((self.staging.to_host(message, f"{channel} mean"),), means)
+            sent = (self.staging.to_host(message, f"{channel} mean"),)
+            try:
+                gathered = self.groups.gather(of, channel, sent, means, generation)
+            except CommAborted:
+                if channel != of.owner:
+                    raise
+                # The members are others now, and so are the chunks.
+                continue
+            num_tries += 1
             sent_bytes += (len(members) - 1) * (received.shape[1] + message.nbytes)
             with self.staging.on_training_stream():
                 decoded = link.gather([self.staging.to_device(each) for (each,) in gathered])

@@ -134,8 +134,6 @@ class Membership:
         """
         while True:
             with self._lock:
-                if started_in is not None and started_in != self.generation:
-                    raise CommAborted
                 if self.requested > self.generation:
                     if channel != self.owner:
                         # The owner rebuilds: if that is the training thread, all workers do so at the same step.
@@ -143,6 +141,8 @@ class Membership:
                     if not self._aligned:
                         raise StepRetry
                     self.rebuild(channel)
+                if started_in is not None and started_in != self.generation:
+                    raise CommAborted
                 generation, view, disconnected = self.generation, self.view, self._disconnected
                 call = self._relative(requested_call)
                 members = self.members_of(call.group)
