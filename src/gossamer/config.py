@@ -39,7 +39,7 @@ AUTO = "auto"
 """Stands for the method that ``gossamer.plan.auto`` chooses."""
 
 PRECISIONS = ("float32", "bfloat16")
-GRADIENT_BACKENDS = ("auto", "batched", "graph", "loop")
+GRADIENT_BACKENDS = ("auto", "batched", "graph", "compiled", "loop")
 
 
 @dataclass(frozen=True, kw_only=True)

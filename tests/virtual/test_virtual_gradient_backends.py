@@ -139,7 +139,7 @@ def test_parameters_that_cannot_be_views_of_the_vector(monkeypatch):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-@pytest.mark.parametrize("backend", ["batched", "loop", "graph"])
+@pytest.mark.parametrize("backend", ["batched", "loop", "graph", "compiled"])
 def test_batch_norm_behind_a_parameter_of_odd_length_on_a_gpu(backend, monkeypatch):
     """cuDNN refuses weights at addresses that are not aligned."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
@@ -231,10 +231,11 @@ def test_copies_of_the_model_compute_any_number_of_workers(make_task):
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
-def test_a_captured_graph_of_several_workers_on_a_gpu():
+@pytest.mark.parametrize("backend", ["graph", "compiled"])
+def test_a_captured_graph_of_several_workers_on_a_gpu(backend):
     task = branches_task()
     expected = computed(task, torch.device("cpu"), "loop")
-    for here, there in zip(computed(task, torch.device("cuda"), "graph"), expected, strict=True):
+    for here, there in zip(computed(task, torch.device("cuda"), backend), expected, strict=True):
         torch.testing.assert_close(here, there, rtol=1e-4, atol=1e-5, check_dtype=False)
 
 

@@ -228,11 +228,11 @@ class _Simulation:
             return float(losses), None, None
         if not self.evaluates_workers:
             return float(losses), float(accuracies), None
-        if consensus == 0.0 and not evaluator.buffer_flat.size:
-            return float(losses), float(accuracies), [float(accuracies)] * len(ranks)
         rows, buffers = replicas.rows(), evaluator.buffers
         if len(ranks) < len(rows):
             rows, buffers = rows[ranks], buffers[ranks]
+        if consensus == 0.0 and bool((buffers == buffers[0]).all()):
+            return float(losses), float(accuracies), [float(accuracies)] * len(ranks)
         _, worker_accuracies = evaluator.scores(rows, buffers)
         assert worker_accuracies is not None
         return float(losses), float(accuracies), worker_accuracies.tolist()

@@ -115,6 +115,9 @@ def _chosen(given: Sequence[str]) -> dict[str, list[str]]:
 def _placed(cell: Cell, parsed: argparse.Namespace) -> Cell:
     """Return the combination with the device and the data of the command line."""
     settings: dict[str, Any] = {**cell.settings, "device": parsed.device}
+    if find_device(parsed.device).type == "cpu":
+        # The one that the full size asks for is for a GPU.
+        settings.pop("gradient_backend", None)
     if parsed.data is not None and "data" in TASKS.get(settings["task"], ()):
         settings["data"] = parsed.data
     return replace(cell, settings=settings)

@@ -1,10 +1,11 @@
 """Losses, gradients and test scores of many workers' models.
 
-There are three gradient backends (``gradient_backends``, ``cuda_graphs``). They agree up to rounding:
+There are four gradient backends (``gradient_backends``, ``cuda_graphs``). They agree up to rounding:
 
 ``batched``   one pass for all workers (``vmap``, or ``batched_mlp``), on CUDA as a captured graph: for small models;
 ``graph``     on CUDA, a captured graph of a few copies of the model, into whose parameters workers' rows are copied:
               for models that do not batch well but whose launches cost more than their arithmetic (ResNet-18);
+``compiled``  the same, of copies whose kernels ``torch.compile`` has fused: for runs that last minutes;
 ``loop``      one worker after the other: for large models on the CPU, and for models that the others cannot handle.
 """
 
@@ -75,19 +76,25 @@ class Evaluator:
         self.buffer_flat = Flat.of_buffers(model)
         self.backend = choose_backend(model, self.flat.size, device) if backend == "auto" else backend
         narrow = precision == "bfloat16"
+        if self.backend in ("graph", "compiled") and device.type != "cuda":
+            raise InputError(
+                f"--gradient-backend {self.backend} needs a CUDA device: take batched or loop, or --device cuda"
+            )
+        self.compiles = self.backend == "compiled"
+        if self.compiles:
+            self.backend = "graph"
         if narrow and self.backend == "batched" and self.buffer_flat.size:
             # Under vmap, torch's batch norm requires running statistics in the precision of its input.
             if backend == "batched":
                 raise InputError(
-                    "--precision bfloat16 and batch norm do not batch: take --gradient-backend auto, graph or loop"
+                    "--precision bfloat16 and batch norm do not batch: "
+                    "take --gradient-backend auto, graph, compiled or loop"
                 )
             self.backend = "graph" if device.type == "cuda" else "loop"
         # Without a cache: a captured graph has to cast its weights at every replay.
         self.autocast: Autocast = partial(
             torch.autocast, device.type, torch.bfloat16, enabled=narrow, cache_enabled=False
         )
-        if self.backend == "graph" and device.type != "cuda":
-            raise InputError("--gradient-backend graph needs a CUDA device: take batched or loop, or --device cuda")
         self.train = tuple(part.to(device) for part in task.train)
         self.test = tuple(part.to(device) for part in task.test)
         named = dict(model.named_buffers())
@@ -146,7 +153,8 @@ class Evaluator:
         )
         make_loop = partial(make_copy, in_place=points[0].nbytes >= WIDE_BYTES and all(map(usable, points)))
         if self.backend == "graph":
-            return GraphBackend(make_copy, make_fallback=make_loop, max_workers=min(self.max_workers, len(points)))
+            make_captured = partial(make_copy, compiles=self.compiles)
+            return GraphBackend(make_captured, make_fallback=make_loop, max_workers=min(self.max_workers, len(points)))
         return make_loop()
 
     def _losses(

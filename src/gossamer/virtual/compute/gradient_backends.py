@@ -80,6 +80,8 @@ class SequentialBackend:
 
     ``in_place``, for long rows, avoids the copy of the row: the row itself becomes ``point``, and gradients are copied
     as on a GPU.
+
+    ``compiles``: ``torch.compile`` fuses the kernels of the copy, at its first gradient.
     """
 
     def __init__(
@@ -91,6 +93,7 @@ class SequentialBackend:
         device: torch.device,
         autocast: Autocast = contextlib.nullcontext,
         in_place: bool = False,
+        compiles: bool = False,
     ) -> None:
         self.task, self.autocast, self.in_place = task, autocast, in_place
         self.point = memory.zeros(flat.size, flat.dtype, device)
@@ -121,6 +124,8 @@ class SequentialBackend:
             buffers[part.name].data = part.view(self.buffers)
         self.counters = [buffer for buffer in buffers.values() if not buffer.is_floating_point()]
         self.initial_counters = [counter.clone() for counter in self.counters]
+        if compiles:
+            self.model.compile(dynamic=False)
 
     def __call__(
         self, points: Tensor, buffers: Tensor, ranks: list[int], index: Tensor, inputs: Tensor, targets: Tensor
