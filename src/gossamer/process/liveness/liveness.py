@@ -32,11 +32,14 @@ from gossamer.process.liveness.ring import Ring
 from gossamer.process.net.connection import Address
 from gossamer.seeds import text_stream
 
-MAX_RECORDS = 64
+MAX_RECORDS = 16
 """In one message, besides the sender's own."""
 
 MAX_PUSHES = 20
 """How often in a tick news are passed on at once. What comes after waits for the next tick, and travels together."""
+
+MAX_PUSHED_RECORDS = 64
+"""The same for messages with the records of all, in records: when many workers join, each of them is news to all."""
 
 
 class Liveness:
@@ -330,12 +333,10 @@ class Liveness:
     def _pass_on(self, news: Sequence[int], sender: int | None) -> None:
         """Tell the neighbours what is new about others."""
         neighbours = [rank for rank in self._ring.neighbours() if rank != sender]
-        if self._passes_all:
-            self._send(neighbours, Kind.GOSSIP)
-            return
         self._news.update(dict.fromkeys(news))
         self._num_pushes += 1
-        if self._num_pushes > MAX_PUSHES:
+        limit = max(1, MAX_PUSHED_RECORDS // len(self.peers)) if self._passes_all else MAX_PUSHES
+        if self._num_pushes > limit:
             return
         about, found_dead = list(self._news), tuple(self._found_dead)
         self._news, self._found_dead = {}, {}
