@@ -152,7 +152,11 @@ class CapturedCopies:
         if size not in self.graphs:
             computations = [partial(self._compute, number) for number in range(size)]
             run_all = partial(self.graph_capture.run_concurrently, computations)
-            self.graphs[size], _ = self.graph_capture.capture(run_all)
+            with warnings.catch_warnings():
+                # The compiler's advice to round more coarsely, and what is outdated in torch itself.
+                warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
+                warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
+                self.graphs[size], _ = self.graph_capture.capture(run_all)
         return self.graphs[size]
 
     def _compute(self, number: int) -> None:
