@@ -83,7 +83,7 @@ class CayleyGraph:
         self.shape = shape
         self.workers = math.prod(shape)
         signed = np.concatenate([offsets, -offsets]) % np.array(shape)
-        self.offsets = np.unique(signed[signed.any(axis=1)], axis=0)
+        self.offsets = distinct_rows(signed[signed.any(axis=1)])
 
     @property
     def degree(self) -> int:
@@ -117,7 +117,13 @@ Structure = EdgeGraph | CayleyGraph
 def sorted_edges(edges: np.ndarray) -> np.ndarray:
     """Return edges in their canonical order: i < j, sorted, each once."""
     pairs = np.sort(np.asarray(edges, dtype=np.int64).reshape(-1, 2), axis=1)
-    return np.unique(pairs, axis=0)
+    return distinct_rows(pairs)
+
+
+def distinct_rows(rows: np.ndarray) -> np.ndarray:
+    """Return the rows sorted, each once. numpy's ``unique`` would load its masked arrays too, in each worker."""
+    rows = rows[np.lexsort(rows.T[::-1])]
+    return rows[np.concatenate([[True], (rows[1:] != rows[:-1]).any(axis=1)])[: len(rows)]]
 
 
 def from_networkx(graph: nx.Graph) -> EdgeGraph:

@@ -11,35 +11,25 @@ Renesse, Minsky and Hayden, 1998) with direct probes as in SWIM (Das, Gupta and 
    either, or if it only answers for very long. What others say about it makes nobody dead.
 4. Dead workers are looked for again and again: a partition heals, a stopped process goes on.
 
-Of more than ``MAX_RECORDS`` workers each message has some of the records only, in turn, besides what is new. Then
-nobody expects all counters to move: a worker watches its neighbours, and tells the others whom it has found dead. They
-look for themselves.
+Of many workers each message has some of the records only, in turn, besides what is new. Then nobody expects all
+counters to move: a worker watches its neighbours, and tells the others whom it has found dead. They look for
+themselves.
 """
 
 from __future__ import annotations
 
-import itertools
 import random
-from collections import deque
 from collections.abc import Sequence
 from functools import cached_property
 
 from gossamer.process.liveness.actions import Change, Notice, Send
+from gossamer.process.liveness.news import MAX_RECORDS, News
 from gossamer.process.liveness.peer import ALIVE_COUNTS, MAX_PINGS, NEVER, Peer, Timing
 from gossamer.process.liveness.reachability import Reachability
 from gossamer.process.liveness.records import Kind, Message, Record, Stage, first_record
 from gossamer.process.liveness.ring import Ring
 from gossamer.process.net.connection import Address
 from gossamer.seeds import text_stream
-
-MAX_RECORDS = 16
-"""In one message, besides the sender's own."""
-
-MAX_PUSHES = 20
-"""How often in a tick news are passed on at once. What comes after waits for the next tick, and travels together."""
-
-MAX_PUSHED_RECORDS = 64
-"""The same for messages with the records of all, in records: when many workers join, each of them is news to all."""
 
 
 class Liveness:
@@ -59,19 +49,13 @@ class Liveness:
         self._seed = f"{seed}/{own.rank}/{own.process}"
         self._ticked_at = now
         self._gossip_at = now
-        self._passes_all = workers - 1 <= MAX_RECORDS
         self._watching: set[int] = set()
         self._suspects: set[int] = set()
-        """Workers that somebody else has found dead, and this one not yet."""
+        """Workers that may be dead, after what others say: this one looks for them itself."""
         self._lost: set[int] = set()
         self._unknown = set(self.peers)
         """Workers of which nothing is known yet."""
-        self._turn: deque[int] = deque(self.peers)
-        """Whose records are passed on next, if a message cannot have all."""
-        self._news: dict[int, None] = {}
-        self._found_dead: dict[tuple[int, int], None] = {}
-        """What waits to be passed on."""
-        self._num_pushes = 0
+        self._news = News(self.peers)
         self._ring = Ring(own.rank)
 
     @cached_property
@@ -126,19 +110,16 @@ class Liveness:
         if rank != self.own.rank and rank not in self.retired and rank not in self.peers:
             self.peers[rank] = Peer(now)
             self._unknown.add(rank)
-            self._turn.append(rank)
-            self._passes_all = len(self.peers) <= MAX_RECORDS
+            self._news.come(rank)
 
     def remove(self, rank: int) -> None:
         """A worker has left for good."""
         self.retired.add(rank)
         if self.peers.pop(rank, None) is not None:
-            self._turn.remove(rank)
+            self._news.go(rank)
             for ranks in (self._lost, self._suspects, self._watching, self._unknown):
                 ranks.discard(rank)
-            self._news.pop(rank, None)
             self._ring.place(rank, False)
-            self._passes_all = len(self.peers) <= MAX_RECORDS
             self.changed.add(rank)
 
     def _know(self, rank: int, now: float) -> bool:
@@ -189,7 +170,8 @@ class Liveness:
         if message.kind == Kind.PING:
             self._send([sender], Kind.PONG)
         if news:
-            self._pass_on(news, sender)
+            self._news.note(news)
+            self._pass_on(sender)
         self._judge(sender, now)
 
     def refused(self, rank: int, address: Address, now: float) -> None:
@@ -234,6 +216,9 @@ class Liveness:
             self._clear(rank)
             self.actions.append(Notice(Change.RETURNED, rank))
             self.changed.add(rank)
+            if not self._passes_all and not replaced and rank != sender:
+                # What others have heard of it may be older than its death, and nobody else may look again.
+                self._look_for(rank, now)
         raised = self._raise_requests(record.requests)
         cut = before is not None and record.unreachable != before.unreachable
         if before is None or cut or record.stage != before.stage or record.views != before.views:
@@ -250,11 +235,14 @@ class Liveness:
         peer = self.peers.get(rank)
         if peer is None or peer.dead or peer.record is None or peer.record.process != process or rank in self._suspects:
             return
+        self._look_for(rank, now)
+        self._news.note_dead(rank, process)
+        self._pass_on(rank)
+
+    def _look_for(self, rank: int, now: float) -> None:
         self._suspects.add(rank)
-        peer.suspected_at = now
+        self.peers[rank].suspected_at = now
         self._send([rank], Kind.PING)
-        self._found_dead[rank, process] = None
-        self._pass_on([], rank)
 
     # Time
 
@@ -278,24 +266,23 @@ class Liveness:
         if self.reachability.unreachable != self.own.unreachable:
             self._change(unreachable=self.reachability.unreachable)
             self.changed.add(self.own.rank)
-        self._num_pushes = 0
-        if self._news or self._found_dead:
-            self._pass_on([], None)
+        if self._news.begin_tick():
+            self._pass_on(None)
         if now >= self._gossip_at:
             self._gossip_at = now + self.timing.gossip_s
-            self._send(self._ring.neighbours(), Kind.GOSSIP, self._next_in_turn())
+            self._send(self._ring.neighbours(), Kind.GOSSIP, [] if self._passes_all else self._news.next_in_turn())
             if self._lost:
                 self._send([self._rng.choice(sorted(self._lost))], Kind.PING)
 
     def _watched(self, now: float) -> list[int]:
         """Return the workers whose counters should move, or that others have found dead."""
-        if self._passes_all:
-            return [rank for rank, peer in self.peers.items() if not peer.dead]
         for rank in list(self._suspects):
             peer = self.peers[rank]
             # What others have heard of it may be older than its death.
             if min(peer.answered_at, peer.moved_at) > peer.suspected_at:
                 self._clear(rank)
+        if self._passes_all:
+            return [rank for rank, peer in self.peers.items() if not peer.dead]
         watched = {*self._ring.neighbours(), *self._suspects, *self._unknown}
         for rank in watched - self._watching:
             self.peers[rank].watched_from = now if rank not in self._suspects else NEVER
@@ -321,8 +308,8 @@ class Liveness:
             self._lost.add(rank)
             self._ring.place(rank, peer.is_there)
             if not self._passes_all and peer.record is not None and rank not in self._suspects:
-                self._found_dead[rank, peer.record.process] = None
-                self._pass_on([], rank)
+                self._news.note_dead(rank, peer.record.process)
+                self._pass_on(rank)
             self._clear(rank)
 
     def _is_dead(self, peer: Peer, now: float) -> bool:
@@ -330,24 +317,15 @@ class Liveness:
 
     # Sending
 
-    def _pass_on(self, news: Sequence[int], sender: int | None) -> None:
+    def _pass_on(self, sender: int | None) -> None:
         """Tell the neighbours what is new about others."""
-        neighbours = [rank for rank in self._ring.neighbours() if rank != sender]
-        self._news.update(dict.fromkeys(news))
-        self._num_pushes += 1
-        limit = max(1, MAX_PUSHED_RECORDS // len(self.peers)) if self._passes_all else MAX_PUSHES
-        if self._num_pushes > limit:
-            return
-        about, found_dead = list(self._news), tuple(self._found_dead)
-        self._news, self._found_dead = {}, {}
-        self._send(neighbours, Kind.GOSSIP, about, found_dead)
+        taken = self._news.take()
+        if taken is not None:
+            self._send([rank for rank in self._ring.neighbours() if rank != sender], Kind.GOSSIP, *taken)
 
-    def _next_in_turn(self) -> list[int]:
-        if self._passes_all:
-            return []
-        ranks = list(itertools.islice(self._turn, MAX_RECORDS))
-        self._turn.rotate(-MAX_RECORDS)
-        return ranks
+    @property
+    def _passes_all(self) -> bool:
+        return self._news.fits_all
 
     def _send(
         self, ranks: Sequence[int], kind: Kind, about: Sequence[int] = (), found_dead: tuple[tuple[int, int], ...] = ()
