@@ -8,9 +8,9 @@ from gossamer.testing.histories.process import Parts
 class OnlyWhatOneHearsItselfCounts(Liveness):
     """Nobody passes on what it has heard: two workers that cannot reach each other take each other for dead."""
 
-    def _send(self, ranks, kind, *about):
+    def _send(self, ranks, kind, *about, **more):
         if ranks:
-            super()._send(ranks, kind, *about)
+            super()._send(ranks, kind, *about, **more)
             last = self.actions[-1]
             self.actions[-1] = last._replace(message=last.message._replace(records=(self.own,)))
 
@@ -34,8 +34,8 @@ class AnyRecordIsNew(Liveness):
 class TheDeadAreNotLookedFor(Liveness):
     """Both sides of a partition forget each other."""
 
-    def _send(self, ranks, kind, *about):
-        super()._send([rank for rank in ranks if kind != Kind.PING or not self.peers[rank].dead], kind, *about)
+    def _send(self, ranks, kind, *about, **more):
+        super()._send([rank for rank in ranks if kind != Kind.PING or not self.peers[rank].dead], kind, *about, **more)
 
 
 class TheSilentAreNotAsked(Liveness):

@@ -11,9 +11,9 @@ Renesse, Minsky and Hayden, 1998) with direct probes as in SWIM (Das, Gupta and 
    either, or if it only answers for very long. What others say about it makes nobody dead.
 4. Dead workers are looked for again and again: a partition heals, a stopped process goes on.
 
-Of many workers each message has some of the records only, in turn, besides what is new. Then nobody expects all
-counters to move: a worker watches its neighbours, and tells the others whom it has found dead. They look for
-themselves.
+Of more than ``MAX_RECORDS`` workers a message has some of the records only: those that have changed, and others in
+turn. Of the rest it has the counters. Who finds a worker dead tells the others, and they look for themselves. Of very
+many workers it has a part of the counters only: each worker watches its neighbours, not all.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from functools import cached_property
+from typing import Any
 
 from gossamer.process.liveness.actions import Change, Notice, Send
 from gossamer.process.liveness.news import MAX_RECORDS, News
@@ -35,7 +36,15 @@ from gossamer.seeds import text_stream
 class Liveness:
     """What one worker knows of all."""
 
-    def __init__(self, own: Record, workers: int, now: float, seed: int = 0, timing: Timing | None = None) -> None:
+    def __init__(
+        self,
+        own: Record,
+        workers: int,
+        now: float,
+        seed: int = 0,
+        timing: Timing | None = None,
+        max_records: int = MAX_RECORDS,
+    ) -> None:
         self.own, self.workers, self.timing = own, workers, timing or Timing()
         self.peers = {rank: Peer(now) for rank in range(workers) if rank != own.rank}
         self.retired: set[int] = set()
@@ -55,7 +64,7 @@ class Liveness:
         self._lost: set[int] = set()
         self._unknown = set(self.peers)
         """Workers of which nothing is known yet."""
-        self._news = News(self.peers)
+        self._news = News(self.peers, max_records)
         self._ring = Ring(own.rank)
 
     @cached_property
@@ -74,7 +83,7 @@ class Liveness:
         if stage > self.own.stage:
             self._change(stage=stage)
             # All of them, unless they are many: after this one has left, nobody asks it again.
-            everybody = stage >= Stage.LEFT and self._passes_all
+            everybody = stage >= Stage.LEFT and self._news.fits_all
             self._send(list(self.peers) if everybody else self._ring.neighbours(), Kind.GOSSIP)
 
     def request(self, membership: int, number: int) -> None:
@@ -145,9 +154,9 @@ class Liveness:
             return
         peer = self.peers[rank]
         self._learn(first_record(rank, process, address), -1, now)
-        # In a large run it is asked only if the others do not soon tell how it is.
-        asks = self._passes_all or now - peer.moved_at >= self.timing.dead_s
-        if peer.dead or (asks and peer.record is not None and peer.record.heartbeats == 0):
+        # Among many it is asked only if the others do not soon tell how it is.
+        asks = self._news.fits_all or now - peer.moved_at >= self.timing.dead_s
+        if peer.dead or (asks and peer.record is not None and peer.heartbeats == 0):
             self._send([rank], Kind.PING)
 
     def receive(self, sender: int, message: Message, now: float) -> None:
@@ -159,16 +168,18 @@ class Liveness:
             # Another process of this rank had a higher number: the sender has to take one that is higher still.
             self._send([sender], Kind.GOSSIP, [sender])
             return
-        if not self._passes_all and (peer.record is None or process > peer.record.process):
+        if not self._news.fits_all and (peer.record is None or process > peer.record.process):
             # It is new, and needs to know all. Nobody tells it later of those that have been dead for long.
             lost = [(rank, record.process) for rank in sorted(self._lost) if (record := self.peers[rank].record)]
-            self._send([sender], Kind.GOSSIP, list(self.peers), tuple(lost))
+            self._send([sender], Kind.GOSSIP, list(self.peers), found_dead=tuple(lost))
         news = [record.rank for record in message.records if self._learn(record, sender, now)]
+        for counter in message.counters:
+            self._count(*counter, now)
         for rank, found_dead in message.found_dead:
             self._suspect(rank, found_dead, now)
         peer.answered_at, peer.refused_at = now, NEVER
         if message.kind == Kind.PING:
-            self._send([sender], Kind.PONG)
+            self._send([sender], Kind.PONG, counters=self._counters())
         if news:
             self._news.note(news)
             self._pass_on(sender)
@@ -197,15 +208,12 @@ class Liveness:
         if not record.is_newer_than(before):
             return False
         replaced = before is not None and record.process > before.process
+        if before is None or replaced or record.changes > before.changes:
+            self._news.note_change(rank)
         # A process that hangs may still pass on what others request.
-        moved = before is None or replaced or record.heartbeats > before.heartbeats
-        peer.record = record
+        counted, moved = peer.heartbeats, peer.take(record, now)
         self._unknown.discard(rank)
-        if moved:
-            peer.moved_at = now
-        if replaced:
-            peer.answered_at = peer.refused_at = NEVER
-        if peer.dead and before is not None and before.heartbeats == 0:
+        if peer.dead and before is not None and counted == 0:
             # Only its address was known: what others have heard of it may be older than its death.
             peer.last_heartbeats = record.heartbeats
         lives = (rank == sender and moved) or record.heartbeats >= peer.last_heartbeats + ALIVE_COUNTS
@@ -216,7 +224,7 @@ class Liveness:
             self._clear(rank)
             self.actions.append(Notice(Change.RETURNED, rank))
             self.changed.add(rank)
-            if not self._passes_all and not replaced and rank != sender:
+            if not self._news.fits_all and not replaced and rank != sender:
                 # What others have heard of it may be older than its death, and nobody else may look again.
                 self._look_for(rank, now)
         raised = self._raise_requests(record.requests)
@@ -230,6 +238,16 @@ class Liveness:
             self._ring.place(rank, peer.is_there)
         return raised or cut or news
 
+    def _count(self, rank: int, process: int, heartbeats: int, now: float) -> None:
+        """Take over how far a counter has come, if that is news. Others tell it: it is not the sender's own."""
+        peer = self.peers.get(rank)
+        if peer is None or peer.record is None or peer.record.process != process or heartbeats <= peer.heartbeats:
+            return
+        if peer.dead:
+            self._learn(peer.record._replace(heartbeats=heartbeats), -1, now)
+        else:
+            peer.heartbeats, peer.moved_at = heartbeats, now
+
     def _suspect(self, rank: int, process: int, now: float) -> None:
         """Somebody has found this process dead: look for it."""
         peer = self.peers.get(rank)
@@ -241,7 +259,8 @@ class Liveness:
 
     def _look_for(self, rank: int, now: float) -> None:
         self._suspects.add(rank)
-        self.peers[rank].suspected_at = now
+        # If its counter should have moved, it has been silent for longer.
+        self.peers[rank].suspected_at = self.peers[rank].moved_at if self._news.counts_all else now
         self._send([rank], Kind.PING)
 
     # Time
@@ -252,10 +271,12 @@ class Liveness:
         self._ticked_at = now
         if late_s > self.timing.paused_s:
             self._forgive(late_s, now)
-        silent = []
+        silent, near = [], self._ring.neighbours()
+        # Through the hands of many workers a counter comes less evenly.
+        uneven_s = 0.0 if self._news.fits_all else self.timing.suspect_s
         for rank in self._watched(now):
             peer = self.peers[rank]
-            if peer.moves(self.timing, now):
+            if peer.moves(self.timing, now if rank in near else now - uneven_s):
                 continue
             self._judge(rank, now)
             if not peer.dead and peer.record is not None and not peer.moves(self.timing, now):
@@ -270,9 +291,10 @@ class Liveness:
             self._pass_on(None)
         if now >= self._gossip_at:
             self._gossip_at = now + self.timing.gossip_s
-            self._send(self._ring.neighbours(), Kind.GOSSIP, [] if self._passes_all else self._news.next_in_turn())
+            about = self._news.next_records()
+            self._send(self._ring.neighbours(), Kind.GOSSIP, about, counters=self._counters(about))
             if self._lost:
-                self._send([self._rng.choice(sorted(self._lost))], Kind.PING)
+                self._send([self._rng.choice(sorted(self._lost))], Kind.PING, counters=self._counters())
 
     def _watched(self, now: float) -> list[int]:
         """Return the workers whose counters should move, or that others have found dead."""
@@ -281,7 +303,7 @@ class Liveness:
             # What others have heard of it may be older than its death.
             if min(peer.answered_at, peer.moved_at) > peer.suspected_at:
                 self._clear(rank)
-        if self._passes_all:
+        if self._news.counts_all:
             return [rank for rank, peer in self.peers.items() if not peer.dead]
         watched = {*self._ring.neighbours(), *self._suspects, *self._unknown}
         for rank in watched - self._watching:
@@ -296,18 +318,17 @@ class Liveness:
     def _forgive(self, late_s: float, now: float) -> None:
         """This process stood still: the others were not silent, it did not listen."""
         for peer in self.peers.values():
-            peer.moved_at = min(now, peer.moved_at + late_s)
-            peer.answered_at = min(now, peer.answered_at + late_s)
+            peer.moved_at, peer.answered_at = (min(now, at + late_s) for at in (peer.moved_at, peer.answered_at))
 
     def _judge(self, rank: int, now: float) -> None:
         peer = self.peers[rank]
         if not peer.dead and self._is_dead(peer, now):
-            peer.dead, peer.last_heartbeats = True, peer.record.heartbeats if peer.record else 0
+            peer.dead, peer.last_heartbeats = True, peer.heartbeats
             self.actions.append(Notice(Change.DIED, rank))
             self.changed.add(rank)
             self._lost.add(rank)
             self._ring.place(rank, peer.is_there)
-            if not self._passes_all and peer.record is not None and rank not in self._suspects:
+            if not self._news.fits_all and peer.record is not None and rank not in self._suspects:
                 self._news.note_dead(rank, peer.record.process)
                 self._pass_on(rank)
             self._clear(rank)
@@ -321,24 +342,24 @@ class Liveness:
         """Tell the neighbours what is new about others."""
         taken = self._news.take()
         if taken is not None:
-            self._send([rank for rank in self._ring.neighbours() if rank != sender], Kind.GOSSIP, *taken)
+            neighbours = [rank for rank in self._ring.neighbours() if rank != sender]
+            self._send(neighbours, Kind.GOSSIP, taken[0], found_dead=taken[1])
 
-    @property
-    def _passes_all(self) -> bool:
-        return self._news.fits_all
+    def _counters(self, besides: Sequence[int] = ()) -> tuple[tuple[int, int, int], ...]:
+        """For the neighbours, and for one that takes others for dead, or is taken for it: nobody else tells it."""
+        if self._news.fits_all:
+            return ()
+        counted = ((rank, self.peers[rank]) for rank in self._news.next_counters() if rank not in besides)
+        alive = ((rank, peer.record, peer) for rank, peer in counted if not peer.dead)
+        return tuple((rank, record.process, peer.heartbeats) for rank, record, peer in alive if record is not None)
 
-    def _send(
-        self, ranks: Sequence[int], kind: Kind, about: Sequence[int] = (), found_dead: tuple[tuple[int, int], ...] = ()
-    ) -> None:
+    def _send(self, ranks: Sequence[int], kind: Kind, about: Sequence[int] = (), **more: Any) -> None:
         """Send a message with all records; of many workers, only with those ``about`` some of them."""
         if not ranks:
             return
-        peers = self.peers
-        if self._passes_all:
-            known = [peer.record for peer in peers.values() if peer.record is not None]
-        else:
-            others = (peers[other] for other in about if other != self.own.rank)
-            known = [peer.record for peer in others if peer.record is not None]
-        for at in range(0, max(len(known), 1), MAX_RECORDS):
-            message = Message(kind, (self.own, *known[at : at + MAX_RECORDS]), found_dead)
+        others = (self.peers[rank] for rank in (self.peers if self._news.fits_all else about) if rank != self.own.rank)
+        known = [record for peer in others if (record := peer.newest_record) is not None]
+        max_records = self._news.max_records
+        for at in range(0, max(len(known), 1), max_records):
+            message = Message(kind, (self.own, *known[at : at + max_records]), **more)
             self.actions.append(Send(ranks, message))

@@ -1,13 +1,16 @@
-"""What a worker has to tell its neighbours: what is new about others, and in a large run a part of all in turn."""
+"""What a worker tells its neighbours: what is new about others, and of many workers a part in turn."""
 
 from __future__ import annotations
 
-import itertools
 from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 
 MAX_RECORDS = 16
-"""In one message, besides the sender's own. Of more workers than these, each message holds a part."""
+"""In one message, besides the sender's own."""
+
+MAX_COUNTERS = 256
+"""In one message: the heartbeats of workers whose records are not in it."""
 
 MAX_PUSHES = 20
 """How often in a tick news are passed on at once. What comes after waits for the next tick, and travels together."""
@@ -17,19 +20,31 @@ MAX_PUSHED_RECORDS = 64
 
 
 class News:
-    def __init__(self, others: Iterable[int]) -> None:
+    def __init__(self, others: Iterable[int], max_records: int = MAX_RECORDS) -> None:
+        self.max_records = max_records
         self._others = deque(others)
         """Whose records are passed on next come first."""
+        self._counted = deque(self._others)
+        """The same of heartbeats."""
+        self._changed: dict[int, None] = {}
+        """Whose records have changed since they were passed on."""
         self._ranks: dict[int, None] = {}
         self._found_dead: dict[tuple[int, int], None] = {}
         self._num_pushes = 0
 
     def come(self, rank: int) -> None:
         self._others.append(rank)
+        self._counted.append(rank)
 
     def go(self, rank: int) -> None:
         self._others.remove(rank)
+        self._counted.remove(rank)
+        self._changed.pop(rank, None)
         self._ranks.pop(rank, None)
+
+    def note_change(self, rank: int) -> None:
+        """A record has changed; it is the next to be passed on, with the next gossip."""
+        self._changed[rank] = None
 
     def note(self, ranks: Iterable[int]) -> None:
         """There is something new about these workers."""
@@ -58,9 +73,25 @@ class News:
     @property
     def fits_all(self) -> bool:
         """Whether one message holds the records of all."""
-        return len(self._others) <= MAX_RECORDS
+        return len(self._others) <= self.max_records
 
-    def next_in_turn(self) -> list[int]:
-        ranks = list(itertools.islice(self._others, MAX_RECORDS))
-        self._others.rotate(-MAX_RECORDS)
+    @property
+    def counts_all(self) -> bool:
+        """Whether one message holds the heartbeats of all."""
+        return len(self._others) <= self.max_records + MAX_COUNTERS
+
+    def next_records(self) -> list[int]:
+        """Return whose records go with the next gossip: first of all those that have changed."""
+        changed = list(islice(self._changed, self.max_records))
+        for rank in changed:
+            del self._changed[rank]
+        free = self.max_records - len(changed)
+        in_turn = list(islice(self._others, free))
+        self._others.rotate(-free)
+        return list(dict.fromkeys(changed + in_turn))
+
+    def next_counters(self) -> list[int]:
+        """Return whose heartbeats go with the next gossip."""
+        ranks = list(islice(self._counted, self.max_records + MAX_COUNTERS))
+        self._counted.rotate(-len(ranks))
         return ranks

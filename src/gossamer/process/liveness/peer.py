@@ -48,6 +48,8 @@ class Peer:
 
     def __init__(self, now: float) -> None:
         self.record: Record | None = None
+        self.heartbeats = 0
+        """The highest count of its process that is known: that of its record may be lower."""
         self.moved_at = now
         """When its counter last moved, as far as is known here."""
         self.answered_at = NEVER
@@ -58,9 +60,26 @@ class Peer:
         self.watched_from = NEVER
         """Since when its counter is expected to move."""
         self.suspected_at = NEVER
-        """When somebody else had found it dead."""
+        """From when on it has to be heard of, after somebody else has found it dead."""
         self.last_heartbeats = 0
         """Its counter when it died."""
+
+    def take(self, record: Record, now: float) -> bool:
+        """Take over a newer record; return whether its counter has moved."""
+        replaced = self.record is not None and record.process > self.record.process
+        moved = self.record is None or replaced or record.heartbeats > self.heartbeats
+        self.record = record
+        if moved:
+            self.heartbeats, self.moved_at = record.heartbeats, now
+        if replaced:
+            self.answered_at = self.refused_at = NEVER
+        return moved
+
+    @property
+    def newest_record(self) -> Record | None:
+        if self.record is None or self.record.heartbeats == self.heartbeats:
+            return self.record
+        return self.record._replace(heartbeats=self.heartbeats)
 
     @property
     def is_there(self) -> bool:

@@ -58,9 +58,9 @@ class Record(NamedTuple):
         # Field by field: this is the most frequent thing that a worker does with a message.
         if other is None or self.process != other.process:
             return other is None or self.process > other.process
-        if self.heartbeats != other.heartbeats:
-            return self.heartbeats > other.heartbeats
-        return self.changes > other.changes
+        if self.changes != other.changes:
+            return self.changes > other.changes
+        return self.heartbeats > other.heartbeats
 
 
 class Kind(IntEnum):
@@ -76,16 +76,24 @@ class Message(NamedTuple):
     """The sender's own comes first."""
     found_dead: tuple[tuple[int, int], ...] = ()
     """Workers that somebody has just found dead, and their processes: the receiver looks for itself."""
+    counters: tuple[tuple[int, int, int], ...] = ()
+    """Workers whose records are not in it, their processes, and their heartbeats so far."""
 
 
-_HEADER = struct.Struct("<BHH")
+_HEADER = struct.Struct("<BHHH")
 _FOUND_DEAD = struct.Struct("<HQ")
+_COUNTER = struct.Struct("<HQI")
 _RECORD = struct.Struct(f"<HQIIBQd{NUM_MEMBERSHIPS}Q{NUM_MEMBERSHIPS}IHBB")
 _RANK = struct.Struct("<H")
 _STAGES = tuple(Stage)
 
 
-def to_bytes(kind: Kind, records: Iterable[Record], found_dead: Sequence[tuple[int, int]] = ()) -> bytes:
+def to_bytes(
+    kind: Kind,
+    records: Iterable[Record],
+    found_dead: Sequence[tuple[int, int]] = (),
+    counters: Sequence[tuple[int, int, int]] = (),
+) -> bytes:
     parts, number = [b""], 0
     for record in records:
         host = record.address[0].encode("ascii")
@@ -94,15 +102,16 @@ def to_bytes(kind: Kind, records: Iterable[Record], found_dead: Sequence[tuple[i
         parts += [_RECORD.pack(*numbers, *record.requests, *record.views, record.address[1], *sizes), host]
         parts += map(_RANK.pack, record.unreachable)
         number += 1
-    parts[0] = _HEADER.pack(kind, number, len(found_dead))
+    parts[0] = _HEADER.pack(kind, number, len(found_dead), len(counters))
     parts += [_FOUND_DEAD.pack(*dead) for dead in found_dead]
+    parts += [_COUNTER.pack(*counter) for counter in counters]
     return b"".join(parts)
 
 
 def from_bytes(data: bytes, workers: int) -> Message | None:
     """Return the message; None if that is none of a run with so many workers."""
     try:
-        kind, number, num_dead = _HEADER.unpack_from(data)
+        kind, number, num_dead, num_counters = _HEADER.unpack_from(data)
         at = _HEADER.size
         records: list[Record] = []
         for _ in range(number):
@@ -113,12 +122,14 @@ def from_bytes(data: bytes, workers: int) -> Message | None:
             at = end_of_host + fields[-1] * _RANK.size
             unreachable = tuple(rank for (rank,) in _RANK.iter_unpack(data[end_of_host:at])) if fields[-1] else ()
             records.append(_checked(fields, host, unreachable, workers))
-        if len(data) - at != num_dead * _FOUND_DEAD.size or not records:
+        end_of_dead = at + num_dead * _FOUND_DEAD.size
+        if len(data) - end_of_dead != num_counters * _COUNTER.size or not records:
             return None
-        found_dead = tuple((int(rank), int(process)) for rank, process in _FOUND_DEAD.iter_unpack(data[at:]))
-        if any(rank >= workers for rank, _ in found_dead):
+        found_dead = tuple((int(rank), int(process)) for rank, process in _FOUND_DEAD.iter_unpack(data[at:end_of_dead]))
+        counters = tuple(_COUNTER.iter_unpack(data[end_of_dead:]))
+        if any(rank >= workers for rank, *_ in (*found_dead, *counters)):
             return None
-        return Message(Kind(kind), tuple(records), found_dead)
+        return Message(Kind(kind), tuple(records), found_dead, counters)
     except (struct.error, ValueError):
         return None
 
@@ -126,7 +137,7 @@ def from_bytes(data: bytes, workers: int) -> Message | None:
 def _checked(fields: tuple[Any, ...], host: bytes, unreachable: tuple[int, ...], workers: int) -> Record:
     """Return a record. ValueError if a field is none that a worker sends.
 
-    Workers spend most of the time that heartbeats cost here: with 64 of them each reads a thousand records a second.
+    Workers spend most of the time that heartbeats cost here: each reads some hundred records a second.
     """
     rank, process, heartbeats, changes, stage, steps, busy_s = fields[:7]
     requests, views = fields[7 : 7 + NUM_MEMBERSHIPS], fields[7 + NUM_MEMBERSHIPS : 7 + 2 * NUM_MEMBERSHIPS]

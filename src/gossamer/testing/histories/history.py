@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 
 from gossamer.seeds import text_stream
 from gossamer.testing.histories.invariants import Violated
@@ -66,6 +67,10 @@ class History:
             loss=rng.choice((0.0, 0.0, 0.02, 0.1)),
             duplicates=rng.choice((0.0, 0.0, 0.1)),
         )
+        parts = parts or Parts()
+        if seed % 4 == 1:
+            # As among many workers, where a message does not hold the records of all.
+            parts = replace(parts, liveness=partial(parts.liveness, max_records=2))
         self.world = World(seed, self.workers, quality, parts, log, step_s=rng.choice((0.05, 0.2, 0.4)))
         self.world.has_majority_policy = rng.random() < 0.2
         if rng.random() < 0.25:
