@@ -8,6 +8,7 @@ import subprocess
 import sys
 
 import pytest
+import torch.distributed as dist
 
 from gossamer.errors import InputError
 from gossamer.process.store import rank_info
@@ -42,3 +43,27 @@ def test_the_address_of_the_launchers_store_is_checked(monkeypatch: pytest.Monke
     monkeypatch.setenv("GOSSAMER_STORE", "somewhere")
     with pytest.raises(InputError, match=r"GOSSAMER_STORE is 'somewhere': expected HOST:PORT"):
         find_rank_info()
+
+
+@pytest.mark.parametrize("store_of", ["agent", "process group"])
+def test_a_single_worker_leaves_the_port_to_the_store_of_torch(
+    store_of: str, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    port = free_port()
+    for name, value in {"RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}.items():
+        monkeypatch.setenv(name, value)
+    if store_of == "agent":
+        agents = dist.TCPStore("127.0.0.1", port, is_master=True, wait_for_workers=False)
+        monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
+    else:
+        dist.init_process_group("gloo")
+        request.addfinalizer(dist.destroy_process_group)
+        agents = dist.distributed_c10d._get_default_store()
+    info = find_rank_info()
+    own = info.connect_store(timeout_s=5)
+    try:
+        own.set("here", b"yes")
+        assert own.get("here") == b"yes"
+    finally:
+        own.close()
+    assert agents.check([info.home.key])

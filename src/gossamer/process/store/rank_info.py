@@ -116,9 +116,11 @@ def find_rank_info(tls: TlsFiles | None = None) -> RankInfo:
     host = env.get("MASTER_ADDR", "127.0.0.1")
     port = _env_int("MASTER_PORT") if "MASTER_PORT" in env else free_port()
     run = run_name()
-    # Torchrun's agent, or rank 0 of the user's process group, has a store of torch at this address.
-    taken = env.get("TORCHELASTIC_USE_AGENT_STORE") == "True" or (dist.is_available() and dist.is_initialized())
-    store_host = Host.RANK_0_ANYWHERE if taken and workers > 1 else Host.RANK_0
+    # Torchrun's agent, or rank 0 of the user's process group, has a store of torch at this address: also if there is
+    # one worker only.
+    of_agent = "MASTER_PORT" in env and env.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    taken = of_agent or (dist.is_available() and dist.is_initialized())
+    store_host = Host.RANK_0_ANYWHERE if taken else Host.RANK_0
     if LAUNCHER_STORE in env:
         host, port = _launcher_store()
         store_host = Host.LAUNCHER
