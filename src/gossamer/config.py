@@ -17,6 +17,7 @@ from gossamer import tasks, wire
 from gossamer.errors import InputError, MethodError, unknown
 from gossamer.hardware import HardwareConfig, parse_link
 from gossamer.methods import METHODS, AnyMethod, Method, MethodConfig, Source, locate
+from gossamer.methods.divisible import Divisible
 from gossamer.methods.loading.method_contract import is_encodable
 from gossamer.methods.loading.method_source import build as build_method
 from gossamer.methods.loading.method_source import check_ready
@@ -283,11 +284,11 @@ def _run_config(values: Mapping[str, Any], source: Source, task: Task, topology:
         per_epoch = len(task.train[0]) / (config.workers * config.worker_batch)
         config = dataclasses.replace(config, steps=max(1, math.ceil(config.epochs * per_epoch)))
     find_device(config.device)
-    check_replicas(config, task)
+    check_replicas(config, task, source.method)
     return config
 
 
-def check_replicas(config: RunConfig, task: Task) -> None:
+def check_replicas(config: RunConfig, task: Task, method: type[Method]) -> None:
     if config.replica_size == 1:
         if config.inside != RunConfig.inside:
             raise InputError(f"--inside {config.inside} is for replicas of several ranks: give --replica-size too")
@@ -295,6 +296,11 @@ def check_replicas(config: RunConfig, task: Task) -> None:
         raise InputError(
             f"--replica-size is {config.replica_size}, but {task.name} has no gradients that the ranks of a replica "
             "could share: leave it out, or train another task"
+        )
+    elif config.inside == "fsdp" and issubclass(method, Divisible):
+        raise InputError(
+            f"{config.method} compresses a gradient as a whole, and with --inside fsdp a rank has a part of it: take "
+            "--inside ddp, or another method"
         )
 
 

@@ -129,10 +129,36 @@ def test_a_rank_that_dies_ends_its_replica_and_restart_starts_it_again(gossamer,
         (("--replica-size", "2", "--task", "consensus", "--compute", "1ms"), ("consensus has no gradients",)),
         (("--replica-size", "2", "--wire", "bfloat16"), ("--wire does not work with --replica-size",)),
         (("--replica-link", "1gbit"), ("--replica-link", "gossamer simulate")),
+        (("--replica-size", "2", "--method", "auto"), ("--method auto does not work with --replica-size",)),
+        (
+            ("--replica-size", "2", "--inside", "fsdp", "--method", "allreduce,divisible"),
+            ("divisible compresses a gradient as a whole", "--inside ddp"),
+        ),
     ],
 )
 def test_what_replicas_cannot_do_is_one_line(gossamer, wrong, words):
     gossamer("train", *wrong).refused(*words)
+
+
+def test_a_mistake_that_only_a_rank_sees_is_one_line_too(gossamer, task, tmp_path):
+    run = (*task(), "--steps", "3", "--inside", "fsdp")
+    linear = "model = lambda: nn.Sequential(nn.Linear(6, 9), nn.Tanh(), nn.Linear(9, 4))"
+    source = (tmp_path / "lines.py").read_text()
+    assert linear in source
+    (tmp_path / "lines.py").write_text(
+        source.replace(linear, "model = Scaled").replace(
+            "def task(",
+            "class Scaled(nn.Linear):\n"
+            "    def __init__(self):\n"
+            "        super().__init__(6, 4)\n"
+            "        self.factor = nn.Parameter(torch.ones(()))\n\n"
+            "def task(",
+        )
+    )
+    ran = gossamer("train", *run)
+    assert ran.code == 2
+    line = ran.err.splitlines()[-1]
+    assert line.endswith("--inside fsdp cannot shard factor, a single number: take --inside ddp")
 
 
 def test_a_launcher_starts_no_replicas(gossamer, monkeypatch):

@@ -63,6 +63,8 @@ class TrainingResult:
     interrupted: bool = False
     failed: str = ""
     """Why the run has no outcome; empty if it has one."""
+    bad_input: bool = False
+    """Whether it failed since something that the user gave cannot be used."""
     ranks_diverged: list[int] = field(default_factory=list)
 
     @property
@@ -309,7 +311,7 @@ class RunMonitor:
             return "silent"
         return by_speed
 
-    def result(self, failed: str) -> TrainingResult:
+    def result(self, failed: str, bad_input: bool = False) -> TrainingResult:
         """Return the result of the run, once its workers have ended."""
         final = self._point()
         ended = [status for status in self.status if status.state == DONE and status.rank not in self.gone]
@@ -338,5 +340,6 @@ class RunMonitor:
             # A worker that diverges asks the others to stop: that is no interruption.
             interrupted=not diverged and any(status.interrupted for status in self.status),
             failed=failed,
+            bad_input=bad_input,
             ranks_diverged=diverged,
         )

@@ -11,6 +11,7 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 from gossamer.config import Run
 from gossamer.process.store.rank_info import RankInfo
@@ -32,6 +33,16 @@ MAX_RESTARTS = 3
 
 LAST_STATUS_S = 30.0
 """How long rank 0 waits for the others' last status, which comes right after the final average."""
+
+
+class Failure(NamedTuple):
+    """Why a run has no outcome."""
+
+    why: str = ""
+    """Empty: it has one."""
+    bad_input: bool = False
+    """Whether something that the user gave cannot be used, as only a worker could see."""
+
 
 Show = Callable[[View, list[str]], None]
 """Called with how far the run is, and the events since the last call."""
@@ -60,10 +71,10 @@ def train_locally(
     with scratch as folder:
         logs = job_spec.path / WORKERS if job_spec.path is not None else Path(folder) / WORKERS
         with LocalWorkers(target, store.rank_infos(c.workers, method), logs, c.replica_size) as workers:
-            failed = supervise(workers, monitor, signals, show, restart)
+            failure = supervise(workers, monitor, signals, show, restart)
     await_newcomers(monitor, workers.ranks)
     board.close()
-    result = monitor.result(failed)
+    result = monitor.result(*failure)
     result.interrupted |= signals.count > 0
     return result
 
@@ -82,7 +93,7 @@ def await_newcomers(monitor: RunMonitor, own: Collection[int]) -> None:
         time.sleep(POLL_S)
 
 
-def supervise(workers: LocalWorkers, monitor: RunMonitor, signals: StopSignals, show: Show, restart: bool) -> str:
+def supervise(workers: LocalWorkers, monitor: RunMonitor, signals: StopSignals, show: Show, restart: bool) -> Failure:
     """Monitor, restart and stop the workers until all have ended; return why the run failed, if it did."""
     handled: set[int] = set()
     restarts: Counter[int] = Counter()
@@ -99,7 +110,7 @@ def supervise(workers: LocalWorkers, monitor: RunMonitor, signals: StopSignals, 
             if signals.count:
                 monitor.gone[rank] = why
             elif not monitor.started:
-                return f"worker {rank} ended before the training began: {why}"
+                return Failure(f"worker {rank} ended before the training began: {why}", codes[rank] == BAD_INPUT)
             else:
                 events.append(monitor.mark_gone(rank, why))
                 # A worker whose input is bad would only fail again.
@@ -111,7 +122,10 @@ def supervise(workers: LocalWorkers, monitor: RunMonitor, signals: StopSignals, 
         show(monitor.view(), events)
         if len(handled) == len(workers.ranks):
             done = any(monitor.status[rank].state in (DONE, LEFT) for rank in workers.ranks)
-            return "" if done or signals.count else f"no worker is left: {next(iter(monitor.gone.values()))}"
+            if done or signals.count:
+                return Failure()
+            first, why = next(iter(monitor.gone.items()))
+            return Failure(f"no worker is left: {why}", codes.get(first) == BAD_INPUT)
         if signals.count:
             # Upon SIGTERM one of them would leave, and the others go on.
             workers.request_stop(signal.SIGINT)

@@ -43,6 +43,11 @@ def settled(
         raise InputError(
             "--until is for workers that this command starts: under torchrun, use gossamer probe and plan --until first"
         )
+    if str(values.get("replica_size", 1)) != "1":
+        raise InputError(
+            "--method auto does not work with --replica-size: let gossamer probe and plan compare with --replica-size, "
+            "and name the method that they recommend"
+        )
     if "topology" in values:
         raise InputError("--method auto chooses the topology too: leave --topology out, or name a method")
     basis = {**values, "method": BASELINE}

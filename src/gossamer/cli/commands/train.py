@@ -124,7 +124,7 @@ def join(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         print(f"gossamer: {result.method}: {result.failed}", file=sys.stderr)
     elif not done:
         print(f"gossamer: {ranks} left the run, which goes on", file=sys.stderr)
-    return 1 if result.failed else 0
+    return _failure_code(result)
 
 
 @dataclass(frozen=True)
@@ -249,6 +249,12 @@ def _show(job_spec: JobSpec, results: list[TrainingResult]) -> None:
     )
 
 
+def _failure_code(result: TrainingResult) -> int:
+    if result.bad_input:
+        return 2
+    return 1 if result.failed else 0
+
+
 def _ending(request: _Request, results: list[TrainingResult], started_here: bool, allow_missing: bool) -> int:
     """Print how the runs ended if they did not complete. Return the exit code."""
     saved = f"; results so far are in {request.folder}" if request.folder is not None else ""
@@ -275,7 +281,7 @@ def _ending(request: _Request, results: list[TrainingResult], started_here: bool
             code = code if allow_missing else 1
         if result.failed:
             print(f"gossamer: {result.method}: {result.failed}{saved if result.begun else ''}", file=sys.stderr)
-            code = 1
+            code = _failure_code(result)
     if results[-1].interrupted:
         after = f" after {duration(results[-1].final.time)}{saved}" if results[-1].begun else " before training began"
         print(f"gossamer: stopped{after}", file=sys.stderr)

@@ -48,7 +48,7 @@ class JoinedRun:
             logs = (self.job_spec.path or Path(scratch)) / WORKERS
             target = partial(worker_main, self.job_spec.to_json())
             with LocalWorkers(target, self.rank_infos, logs) as workers:
-                failed = supervise(workers, monitor, signals, show, restart)
+                failure = supervise(workers, monitor, signals, show, restart)
         monitor.poll()
         board.close()
-        return monitor.result(failed)
+        return monitor.result(*failure)
