@@ -249,6 +249,19 @@ def test_recorded_reflected_and_truncated_greetings_are_refused(server: Server) 
 
 
 @pytest.mark.parametrize("member", ["plain"], indirect=True)
+def test_bytes_that_arrive_after_the_listener_looked_for_some_count(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    greeting_bytes = recorded_greeting(server)
+    monkeypatch.setattr(Connection, "has_heard", lambda connection: False)
+    for length in (1, 42, len(greeting_bytes) - 1):
+        with socket.create_connection(server.listener.address, 20) as sock:
+            sock.sendall(greeting_bytes[:length])
+    assert soon(lambda: server.listener.refusals[Reason.CUT_OFF] == 3)
+    assert serves(server)
+
+
+@pytest.mark.parametrize("member", ["plain"], indirect=True)
 def test_a_changed_claim_is_refused(server: Server) -> None:
     """Rank, purpose and hello are part of the proof."""
     honest, sent = Identity(1, secret=SECRET), []

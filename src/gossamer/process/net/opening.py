@@ -71,6 +71,8 @@ class Opening:
             received = self.connection.receive_some(missing)
             if received is None:
                 return
+            # They may have arrived after the look at what is waiting.
+            self.silent = False
             self._received += missing[:received]
             if len(self._received) < self._wanted:
                 continue
