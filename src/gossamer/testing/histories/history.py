@@ -17,6 +17,9 @@ KNOWN_AFTER_S = 4.0
 
 HUNG_KNOWN_AFTER_S = TIMING.hung_s + 2.0
 
+CUT_KNOWN_AFTER_S = TIMING.cut_s + 1.0
+"""So long after workers meet they know which of their links are cut."""
+
 ENDS_AFTER_S = 6.0
 """So long after the last step everybody has the final average and has left."""
 
@@ -95,8 +98,12 @@ class History:
         world.queue.run_until(world.now + seconds)
         if seconds < KNOWN_AFTER_S:
             return
-        if any(process.hung for process in world.processes.values()):
+        processes = world.processes.values()
+        if any(process.hung for process in processes):
             world.queue.run_until(world.now + HUNG_KNOWN_AFTER_S - seconds)
+        elif world.network.down and (len(processes) < self.workers or any(process.stopped for process in processes)):
+            # Those that are left may look for cut links only once they know who is dead.
+            world.queue.run_until(world.now + CUT_KNOWN_AFTER_S)
         world.invariants.check_known()
         world.invariants.check_progress()
 
