@@ -78,6 +78,8 @@ class History:
         self.world.has_majority_policy = rng.random() < 0.2
         if rng.random() < 0.25:
             self.world.batches = [rng.choice((0, 1, 10, 30, 1_000_000)) for _ in range(self.workers)]
+        self._known_at = 0.0
+        """When everybody last knew who was alive."""
         self.world.say(f"{self.workers} workers, {quality}")
 
     def run(self) -> None:
@@ -98,14 +100,14 @@ class History:
         world.queue.run_until(world.now + seconds)
         if seconds < KNOWN_AFTER_S:
             return
-        processes = world.processes.values()
-        if any(process.hung for process in processes):
+        if any(process.hung for process in world.processes.values()):
             world.queue.run_until(world.now + HUNG_KNOWN_AFTER_S - seconds)
-        elif world.network.down and (len(processes) < self.workers or any(process.stopped for process in processes)):
-            # Those that are left may look for cut links only once they know who is dead.
+        elif world.network.down and world.processes_changed_at >= self._known_at:
+            # Who is there is found out first, and only then, which links between them are cut.
             world.queue.run_until(world.now + CUT_KNOWN_AFTER_S)
         world.invariants.check_known()
         world.invariants.check_progress()
+        self._known_at = world.now
 
     def _end(self) -> None:
         world = self.world

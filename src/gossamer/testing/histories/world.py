@@ -56,6 +56,7 @@ class World:
         self.changed_at: dict[int, float] = dict.fromkeys(range(workers), 0.0)
         """When each worker was last disturbed: it, or its links."""
         self.links_changed_at = 0.0
+        self.processes_changed_at = 0.0
         self.requested_at = 0.0
         """When a view was last requested."""
         self.num_notices = 0
@@ -93,6 +94,8 @@ class World:
             self.changed_at[rank] = self.now
         if ranks is None:
             self.links_changed_at = self.now
+        else:
+            self.processes_changed_at = self.now
 
     # Faults
 
