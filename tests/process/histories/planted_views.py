@@ -73,6 +73,14 @@ class TheDeadAreWaitedFor(ViewChange):
         return False
 
 
+class OnlyTheCoordinatorGivesUp(ViewChange):
+    """Who is the coordinator no more waits on for a dead member of its proposal."""
+
+    def _coordinate(self):
+        if self._proposal is None or self._coordinator() == self.own.rank:
+            super()._coordinate()
+
+
 class TheCoordinatorIsForEver(ViewChange):
     """Who has accepted a proposal waits for it, also if the coordinator has died."""
 

@@ -32,6 +32,7 @@ FIRST_SEEDS = {
     "TheDeadStayMembers": 80,
     "ARankIsAMember": 30,
     "TheDeadAreWaitedFor": 125,
+    "OnlyTheCoordinatorGivesUp": 2000850,
     "TheCoordinatorIsForEver": 80,
     "CutLinksDoNotCount": 20,
     "OnlyTheOwnLinksCount": 20,
@@ -63,6 +64,10 @@ def test_several_links_that_are_cut_at_once_are_found_at_once(seed):
     assert run_history(seed).violation is None
 
 
+def test_a_member_of_a_proposal_dies_after_another_worker_has_become_the_coordinator():
+    assert run_history(2000858).violation is None
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("name", BUGS)
 def test_planted_bugs_are_found(name):
@@ -86,6 +91,9 @@ def test_the_command_prints_a_history(capsys):
     printed = capsys.readouterr().out
     assert "worker 0 starts" in printed
     assert printed.endswith("all invariants hold\n")
+    assert " → " not in printed
+    assert command.main(["--seed", "31", "--messages"]) == 0
+    assert "→ 0: present for train, requested 0" in capsys.readouterr().out
 
 
 @pytest.mark.timeout(300)

@@ -280,13 +280,14 @@ class ViewChange:
 
     def _coordinate(self) -> None:
         """Propose a view once everybody is present or gone."""
-        if not self.waits or self._accepted is not None or self._coordinator() != self.own.rank:
+        if not self.waits or self._accepted is not None:
             return
         if self._proposal is not None:
+            # Also if somebody else is the coordinator by now: who has accepted it waits for this one.
             if any(self._left_out(member) for member in self._proposal.members):
                 self.request(self._proposal.id.number + 1)
             return
-        if self._is_awaited(self._awaited):
+        if self._coordinator() != self.own.rank or self._is_awaited(self._awaited):
             return
         for rank in self.everybody:
             if self._is_awaited(rank):
