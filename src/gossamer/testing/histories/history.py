@@ -20,6 +20,9 @@ HUNG_KNOWN_AFTER_S = TIMING.hung_s + 2.0
 CUT_KNOWN_AFTER_S = TIMING.cut_s + 1.0
 """So long after workers meet they know which of their links are cut."""
 
+MAX_ONE_WAY_S = 3.0
+"""A link that is cut one way carries messages the other way no longer than this: they are not acknowledged."""
+
 ENDS_AFTER_S = 6.0
 """So long after the last step everybody has the final average and has left."""
 
@@ -39,9 +42,11 @@ class Result:
     simulated_s: float
 
 
-def run_history(seed: int, parts: Parts | None = None, log: Callable[[str], None] | None = None) -> Result:
-    """Run the history of ``seed``. ``log``: is told what happens, line by line."""
-    history = History(seed, parts, log)
+def run_history(
+    seed: int, parts: Parts | None = None, log: Callable[[str], None] | None = None, logs_messages: bool = False
+) -> Result:
+    """Run the history of ``seed``. ``log`` is told what happens, line by line: with ``logs_messages`` messages too."""
+    history = History(seed, parts, log, logs_messages)
     violation = None
     try:
         history.run()
@@ -62,7 +67,9 @@ def run_history(seed: int, parts: Parts | None = None, log: Callable[[str], None
 
 
 class History:
-    def __init__(self, seed: int, parts: Parts | None, log: Callable[[str], None] | None) -> None:
+    def __init__(
+        self, seed: int, parts: Parts | None, log: Callable[[str], None] | None, logs_messages: bool = False
+    ) -> None:
         self.rng = rng = text_stream(f"history {seed}")
         self.workers = rng.choice((2, 3, 3, 4, 4, 5, 9))
         quality = LinkQuality(
@@ -74,10 +81,12 @@ class History:
         if seed % 4 == 1:
             # As among many workers, where a message does not hold the records of all.
             parts = replace(parts, liveness=partial(parts.liveness, max_records=2))
-        self.world = World(seed, self.workers, quality, parts, log, step_s=rng.choice((0.05, 0.2, 0.4)))
+        step_s = rng.choice((0.05, 0.2, 0.4))
+        self.world = World(seed, self.workers, quality, parts, log, step_s=step_s, logs_messages=logs_messages)
         self.world.has_majority_policy = rng.random() < 0.2
         if rng.random() < 0.25:
             self.world.batches = [rng.choice((0, 1, 10, 30, 1_000_000)) for _ in range(self.workers)]
+        self._cuts_one_way = seed % 5 == 4
         self._known_at = 0.0
         """When everybody last knew who was alive."""
         self.world.say(f"{self.workers} workers, {quality}")
@@ -97,11 +106,14 @@ class History:
 
     def _wait(self, seconds: float) -> None:
         world = self.world
-        world.queue.run_until(world.now + seconds)
+        settled_at = world.now + seconds
+        if seconds >= KNOWN_AFTER_S:
+            settled_at = max(settled_at, world.network.one_way_until + KNOWN_AFTER_S)
+        world.queue.run_until(settled_at)
         if seconds < KNOWN_AFTER_S:
             return
         if any(process.hung for process in world.processes.values()):
-            world.queue.run_until(world.now + HUNG_KNOWN_AFTER_S - seconds)
+            world.queue.run_until(world.now + HUNG_KNOWN_AFTER_S - KNOWN_AFTER_S)
         elif world.network.down and world.processes_changed_at >= self._known_at:
             # Who is there is found out first, and only then, which links between them are cut.
             world.queue.run_until(world.now + CUT_KNOWN_AFTER_S)
@@ -151,13 +163,16 @@ class History:
                 world.finish(rank)
 
     def _cut(self, one: int, other: int) -> None:
-        """Cut a link. If only one way, then nothing gets through the other way either: answers are missing."""
-        world = self.world
-        if one != other:
-            world.say(f"the link {one} → {other} is cut")
-            world.network.cut(one, other)
-            world.network.cut(other, one)
-            world.disturb()
+        world, rng = self.world, self.rng
+        if one == other:
+            return
+        one_way_s = rng.uniform(0.0, MAX_ONE_WAY_S) if self._cuts_one_way else 0.0
+        still = f"; {one} still reaches {other} for {one_way_s:.1f} s" if one_way_s else ""
+        world.say(f"the link between {one} and {other} is cut{still}")
+        world.network.cut(one, other, one_way_s)
+        world.disturb()
+        if one_way_s:
+            world.queue.at(world.now + one_way_s, world.disturb)
 
     def _make_whole(self) -> None:
         world, rng = self.world, self.rng

@@ -53,6 +53,9 @@ class Network:
     def __init__(self, workers: int, quality: LinkQuality, rng: random.Random, queue: EventQueue) -> None:
         self.workers, self.quality, self._rng, self._queue = workers, quality, rng, queue
         self.down: set[tuple[int, int]] = set()
+        self.one_way_until = 0.0
+        """So long a link of which only one way was cut still carries messages the other way."""
+        self._still_carries: dict[tuple[int, int], float] = {}
         self.num_messages = self.num_bytes = self.most_bytes = 0
         self.sizes = False
         """Whether to count bytes: to encode each message takes longer than all the rest."""
@@ -68,26 +71,35 @@ class Network:
         if self.sizes:
             self.received[receiver] += 1
         quality, rng = self.quality, self._rng
-        if (sender, receiver) in self.down or (quality.loss and rng.random() < quality.loss):
+        down = (sender, receiver) in self.down and self._still_carries.get((sender, receiver), 0.0) <= self._queue.now
+        if down or (quality.loss and rng.random() < quality.loss):
             return
         spread_s = quality.max_delay_s - quality.min_delay_s
         self._queue.at(self._queue.now + quality.min_delay_s + spread_s * rng.random() ** 2, deliver)
         if quality.duplicates and rng.random() < quality.duplicates:
             self._queue.at(self._queue.now + quality.min_delay_s + 2 * spread_s * rng.random(), deliver)
 
-    def cut(self, sender: int, receiver: int) -> None:
-        """Cut one direction of a link."""
-        self.down.add((sender, receiver))
+    def cut(self, one: int, other: int, one_way_s: float = 0.0) -> None:
+        """Cut a link. If only one way, answers are missing, so soon nothing gets through the other way either.
+
+        ``one_way_s``: so long messages from ``one`` to ``other`` still arrive.
+        """
+        self.down |= {(one, other), (other, one)}
+        until = self._queue.now + one_way_s
+        self._still_carries[one, other], self._still_carries[other, one] = until, 0.0
+        self.one_way_until = max(self.one_way_until, until)
 
     def separate(self, side: set[int]) -> None:
         """Cut all links between ``side`` and the rest."""
         for one in side:
             for other in range(self.workers):
                 if other not in side:
-                    self.down |= {(one, other), (other, one)}
+                    self.cut(one, other)
 
     def heal(self) -> None:
         self.down.clear()
+        self._still_carries.clear()
+        self.one_way_until = 0.0
 
     def reachable(self, start: int, ranks: set[int]) -> set[int]:
         """Return those of ``ranks`` whose messages get to ``start``, directly or passed on by others of them."""

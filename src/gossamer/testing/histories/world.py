@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, NoReturn
 
 from gossamer.process.liveness.actions import Send
 from gossamer.process.liveness.peer import BOARD_WORKERS, Timing
-from gossamer.process.liveness.records import Message, Stage, first_record
-from gossamer.process.net.connection import Address
+from gossamer.process.liveness.records import Stage, first_record
 from gossamer.process.state.lineage import ViewId
-from gossamer.process.views.messages import FINISH, PURPOSES, View, ViewMessage
+from gossamer.process.views.messages import FINISH, PURPOSES, View
 from gossamer.process.views.view_change import Ask, Installed, SendTo, Tell, ViewChange
 from gossamer.seeds import text_stream
 from gossamer.testing.histories.collectives import Collectives
-from gossamer.testing.histories.encoding import encoded, travelled
+from gossamer.testing.histories.delivery import Delivery
 from gossamer.testing.histories.invariants import Invariants, Violated
 from gossamer.testing.histories.network import EventQueue, LinkQuality, Network
 from gossamer.testing.histories.process import Parts, Process
@@ -36,12 +35,11 @@ class World:
         log: Callable[[str], None] | None = None,
         timing: Timing = TIMING,
         step_s: float | None = None,
+        logs_messages: bool = False,
     ) -> None:
         """``step_s``: how long a step takes. ``None``: nobody trains."""
         self.seed, self.workers, self.timing, self._log = seed, workers, timing, log
         self.parts, self.step_s = parts or Parts(), step_s
-        self._encodes = seed % 16 == 0
-        """Whether messages travel as bytes, as on a real connection: that takes longer than all the rest."""
         self.rng = text_stream(f"world {seed}")
         self.queue = EventQueue()
         self.network = Network(workers, quality, self.rng, self.queue)
@@ -61,6 +59,7 @@ class World:
         """When a view was last requested."""
         self.num_notices = 0
         # What the workers do.
+        self.delivery = Delivery(self, encodes=seed % 16 == 0, logs=logs_messages)
         self.collectives = Collectives(self)
         self.invariants = Invariants(self)
         self.batches = [1_000_000] * workers
@@ -139,7 +138,7 @@ class World:
         if process is not None and not process.stopped:
             self.say(f"worker {rank} leaves")
             process.machine.advance(Stage.LEFT)
-            self._carry_out(process)
+            self.carry_out(process)
             self.left.add(rank)
             self.crash(rank)
 
@@ -243,7 +242,7 @@ class World:
                 return
             if not process.stopped:
                 call(process)
-                self._carry_out(process)
+                self.carry_out(process)
             queue.at(queue.now + interval_s * uniform(1.0, 1.2), again)
 
         queue.at(queue.now + interval_s * self.rng.random(), again)
@@ -271,16 +270,16 @@ class World:
             process.waiting.append(call)
             return
         call()
-        self._carry_out(process)
+        self.carry_out(process)
 
-    def _carry_out(self, process: Process) -> None:
+    def carry_out(self, process: Process) -> None:
         machine = process.machine
         while True:
             if machine.actions:
                 actions, machine.actions = machine.actions, []
                 for action in actions:
                     if isinstance(action, Send):
-                        self._send(process, action.ranks, action.message)
+                        self.delivery.send(process, action.ranks, action.message)
                     else:
                         self.invariants.check_notice(process, action)
             if machine.changed:
@@ -310,7 +309,7 @@ class World:
     def _carry_out_view(self, process: Process, views: ViewChange, action: SendTo | Ask | Tell | Installed) -> None:
         match action:
             case SendTo(ranks, message):
-                self._send(process, ranks, message)
+                self.delivery.send(process, ranks, message)
             case Ask(ranks):
                 process.machine.reachability.ask(ranks, self.now)
             case Tell(number):
@@ -322,45 +321,3 @@ class World:
                 trainer = process.trainer
                 if trainer is not None:
                     self.later(process, 0.0, lambda: trainer.installed(views.purpose, view))
-
-    def _send(self, process: Process, ranks: Sequence[int], message: Message | ViewMessage) -> None:
-        """Send a message to some workers, who get the same: none of them changes it."""
-        network, down, peers = self.network, self.network.down, process.machine.peers
-        if self._encodes:
-            message = travelled(message, self.workers)
-        size = len(encoded(message)) if network.sizes else 0
-        for rank in ranks:
-            # As on a real connection: what cannot be answered does not get through either.
-            if down and (rank, process.rank) in down:
-                continue
-            peer = peers.get(rank)
-            known = None if peer is None or peer.dead else peer.record
-            address = self.addresses.get(rank) if known is None else known.address
-            if address is not None:
-                if size:
-                    network.count(size)
-                network.send(process.rank, rank, self._arrival(process, rank, address, message))
-
-    def _arrival(
-        self, sender: Process, rank: int, address: Address, message: Message | ViewMessage
-    ) -> Callable[[], None]:
-        def arrive() -> None:
-            receiver = self.processes.get(rank)
-            if receiver is None or self.addresses[rank] != address:
-                self.network.send(rank, sender.rank, refuse)
-            elif receiver.stopped:
-                receiver.waiting.append(lambda: self._receive(receiver, sender.rank, message))
-            else:
-                self._receive(receiver, sender.rank, message)
-                self._carry_out(receiver)
-
-        def refuse() -> None:
-            self.do(sender, lambda: sender.machine.refused(rank, address, self.now))
-
-        return arrive
-
-    def _receive(self, receiver: Process, sender: int, message: Message | ViewMessage) -> None:
-        if isinstance(message, ViewMessage):
-            receiver.views[message.purpose].receive(sender, message)
-        else:
-            receiver.machine.receive(sender, message, self.queue.now)
