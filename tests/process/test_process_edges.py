@@ -66,8 +66,9 @@ class Relay:
                     data = data[: max(cut[1] - counts[direction], 0)]
                 if silent is not None and counts[silent[0]] >= silent[1]:
                     continue
-                ends[1 - direction].sendall(data)
+                # Before it arrives: who waits for it may look at the count at once.
                 counts[direction] += len(data)
+                ends[1 - direction].sendall(data)
                 if cut is not None and cut[0] == direction and counts[direction] >= cut[1]:
                     break
         for end in ends if self.tells_ends else ():

@@ -159,6 +159,20 @@ def test_ctrl_c_leaves_a_folder_that_says_so(tmp_path):
     assert not (folder / "model.safetensors").exists()
 
 
+def test_the_last_worker_that_leaves_completes_the_folder_of_a_monitor_that_left_before(tmp_path):
+    folder = tmp_path / "run"
+    with RealWorkers(2, script=output_script.train, join={"out": folder}, steps=100_000) as workers:
+        for worker in workers:
+            worker.step(20)
+        # The store, in which it said that it left, ends with it.
+        for worker in workers:
+            worker.signal(signal.SIGINT)
+            worker.process.join(60)
+    run = shown(folder)
+    assert run["finished"]
+    assert run["notes"][0].startswith("stopped by hand at step ")
+
+
 @pytest.mark.parametrize("wrong", ["used", "file", "tracker"])
 def test_all_workers_refuse_what_cannot_be_written_or_called(tmp_path, wrong):
     folder = tmp_path / "run"

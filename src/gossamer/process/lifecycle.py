@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
 from enum import IntEnum
 
 
@@ -48,3 +52,16 @@ class StepRetry(Exception):
 
 class CommAborted(Exception):
     """A collective in the background was lost with its generation."""
+
+
+@contextlib.contextmanager
+def ignoring_interrupts() -> Iterator[None]:
+    """Ignore Ctrl-C for the moment: torchrun repeats it to workers that are leaving because of it."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)

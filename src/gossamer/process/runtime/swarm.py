@@ -28,6 +28,7 @@ from gossamer.process.averages.recalibration import recalibrate
 from gossamer.process.averages.series import UserSeries
 from gossamer.process.data.worker_data import WorkerData
 from gossamer.process.events import EventKind, Events
+from gossamer.process.lifecycle import ignoring_interrupts
 from gossamer.process.metrics import Metrics
 from gossamer.process.roster.leaving import give_up, leave_for_good
 from gossamer.process.runtime.run_output import RunOutput, checked
@@ -291,9 +292,7 @@ class Swarm:
         if runtime.lifecycle.closed:
             return
         if runtime.state.averaging:
-            raise InputError(
-                "finish() inside swarm.averaged(): each worker gets its own model back there; leave it first"
-            )
+            raise InputError("finish() inside swarm.averaged(): each worker gets its own model back; leave it first")
         runtime.driver.abandon_step()
         try:
             with runtime.state.lock:
@@ -333,13 +332,14 @@ class Swarm:
         self._close(None)
 
     def _close(self, error: BaseException | None, finished: bool = False) -> None:
+        with ignoring_interrupts():
+            if self._runtime.state.replica is not None:
+                self._runtime.state.replica.watch.close(finished)
+            if self._output is not None:
+                self._output.close(error)
+            if error is not None:
+                self._runtime.peer_watch.publish_failure(error)
         atexit.unregister(self._close_at_exit)
-        if self._runtime.state.replica is not None:
-            self._runtime.state.replica.watch.close(finished)
-        if self._output is not None:
-            self._output.close(error)
-        if error is not None:
-            self._runtime.peer_watch.publish_failure(error)
         self._runtime.close()
 
     def _close_at_exit(self) -> None:

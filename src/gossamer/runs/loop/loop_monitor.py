@@ -33,6 +33,9 @@ READ_ALL = "output/read"
 LAST_STATUS_S = 10.0
 """How long the monitor waits for the others' last status, which comes right after the final average."""
 
+LAST_TO_LEAVE_S = 2.0
+"""How long a worker that leaves tries to take over from a monitor that has left right before it."""
+
 PUBLISHES_S = 2.0
 """A dead worker whose status is newer than this is there again."""
 
@@ -197,8 +200,12 @@ class LoopMonitor:
 
     def leave(self, timeout_s: float) -> None:
         """Leave before the end. If all others leave within ``timeout_s``, the run is over; else another monitors it."""
-        if not self._takes_part(timeout_s):
-            return
+        until = time.monotonic() + LAST_TO_LEAVE_S
+        while not self._takes_part(timeout_s):
+            # The monitor has left just now, and its store with it: that this worker is the last one is known soon.
+            if not self.role.is_vacant() or time.monotonic() > until:
+                return
+            time.sleep(LAST_POLL_S)
         assert self._thread is not None
         if self._thread.wait(timeout_s):
             self._thread.finish(0.0)

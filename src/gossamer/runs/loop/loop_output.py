@@ -7,12 +7,10 @@ goes on.
 
 from __future__ import annotations
 
-import contextlib
-import signal
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor
@@ -204,9 +202,8 @@ class LoopOutput:
             error = last
         if error is not None and not isinstance(error, KeyboardInterrupt | SystemExit):
             self._left_because = one_line(error)
-        with _ignoring_interrupts():
-            # The status thread does the rest.
-            self._reporter.stop()
+        # The status thread does the rest.
+        self._reporter.stop()
 
     def _at_end(self) -> None:
         """Runs in the status thread when that ends."""
@@ -219,16 +216,3 @@ class LoopOutput:
             self.status.state, self.status.interrupted, self.status.error = LEFT, True, self._left_because
         self._reporter.publish_last(ended=False)
         self._monitor.leave(CLOSING_S)
-
-
-@contextlib.contextmanager
-def _ignoring_interrupts() -> Iterator[None]:
-    """Ignore Ctrl-C for the moment: torchrun repeats it to workers that are leaving because of it."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, signal.SIG_DFL if before is None else before)
