@@ -1,6 +1,7 @@
 """Bugs in who is alive, put in one by one: the histories have to find each of them."""
 
 from gossamer.process.liveness.liveness import Liveness
+from gossamer.process.liveness.peer import NEVER
 from gossamer.process.liveness.records import Kind
 from gossamer.testing.histories.process import Parts
 
@@ -64,6 +65,16 @@ class NumbersAreNotRaised(Liveness):
 
     def _learn(self, record, sender, now):
         return record.rank != self.own.rank and super()._learn(record, sender, now)
+
+
+class WhatWasOnItsWayRevives(Liveness):
+    """Words of a dead process that come late make it alive, if little was known of it when it died."""
+
+    def _judge(self, rank, now):
+        super()._judge(rank, now)
+        peer = self.peers[rank]
+        if peer.dead and peer.last_heartbeats is None:
+            peer.died_at, peer.last_heartbeats = NEVER, peer.heartbeats
 
 
 BUGS = {bug.__name__: Parts(liveness=bug) for bug in Liveness.__subclasses__()}

@@ -73,6 +73,14 @@ class TheDeadAreWaitedFor(ViewChange):
         return False
 
 
+class PredecessorsStayMembers(ViewChange):
+    """A worker that is started again says nothing to a proposal of which the process before it is a member."""
+
+    def _on_propose(self, sender, view):
+        if self.own in view.members:
+            super()._on_propose(sender, view)
+
+
 class OnlyTheCoordinatorGivesUp(ViewChange):
     """Who is the coordinator no more waits on for a dead member of its proposal."""
 

@@ -25,7 +25,7 @@ from typing import Any
 
 from gossamer.process.liveness.actions import Change, Notice, Send
 from gossamer.process.liveness.news import MAX_RECORDS, News
-from gossamer.process.liveness.peer import ALIVE_COUNTS, MAX_PINGS, NEVER, Peer, Timing
+from gossamer.process.liveness.peer import MAX_PINGS, NEVER, Peer, Timing
 from gossamer.process.liveness.reachability import Reachability
 from gossamer.process.liveness.records import Kind, Message, Record, Stage, first_record
 from gossamer.process.liveness.ring import Ring
@@ -211,13 +211,10 @@ class Liveness:
         if before is None or replaced or record.changes > before.changes:
             self._news.note_change(rank)
         # A process that hangs may still pass on what others request.
-        counted, moved = peer.heartbeats, peer.take(record, now)
+        moved = peer.take(record, now)
         self._unknown.discard(rank)
-        if peer.dead and before is not None and counted == 0:
-            # Only its address was known: what others have heard of it may be older than its death.
-            peer.last_heartbeats = record.heartbeats
-        lives = (rank == sender and moved) or record.heartbeats >= peer.last_heartbeats + ALIVE_COUNTS
-        returned = replaced or (peer.dead and lives)
+        lives = peer.dead and peer.lives(self.timing, record, speaks=rank == sender and moved, now=now)
+        returned = replaced or lives
         if returned:
             peer.dead, peer.watched_from = False, now
             self._lost.discard(rank)
@@ -323,7 +320,7 @@ class Liveness:
     def _judge(self, rank: int, now: float) -> None:
         peer = self.peers[rank]
         if not peer.dead and self._is_dead(peer, now):
-            peer.dead, peer.last_heartbeats = True, peer.heartbeats
+            peer.dead, peer.died_at, peer.last_heartbeats = True, now, None
             self.actions.append(Notice(Change.DIED, rank))
             self.changed.add(rank)
             self._lost.add(rank)
@@ -334,7 +331,8 @@ class Liveness:
             self._clear(rank)
 
     def _is_dead(self, peer: Peer, now: float) -> bool:
-        return peer.is_dead(self.timing, now, self.all_seen)
+        # If this process stood still, the others were not silent: the next tick says for how long.
+        return now - self._ticked_at <= self.timing.paused_s and peer.is_dead(self.timing, now, self.all_seen)
 
     # Sending
 

@@ -57,12 +57,14 @@ class Peer:
         self.refused_at = NEVER
         """When nothing listened at its address."""
         self.dead = False
+        self.died_at = NEVER
+        """When it was found dead."""
         self.watched_from = NEVER
         """Since when its counter is expected to move."""
         self.suspected_at = NEVER
         """From when on it has to be heard of, after somebody else has found it dead."""
-        self.last_heartbeats = 0
-        """Its counter when it died."""
+        self.last_heartbeats: int | None = None
+        """Its counter when it died, as somebody has told it afterwards."""
 
     def take(self, record: Record, now: float) -> bool:
         """Take over a newer record; return whether its counter has moved."""
@@ -74,6 +76,15 @@ class Peer:
         if replaced:
             self.answered_at = self.refused_at = NEVER
         return moved
+
+    def lives(self, timing: Timing, record: Record, speaks: bool, now: float) -> bool:
+        """Return whether a dead process is alive after all. ``speaks``: it has said this itself, and has counted on."""
+        if self.last_heartbeats is None:
+            # What others have heard of it may be newer than what was known here, and older than its death.
+            self.last_heartbeats = record.heartbeats
+        # What it said itself may have been on its way too, but not for long.
+        said_after = speaks and now - self.died_at >= timing.suspect_s
+        return said_after or record.heartbeats >= self.last_heartbeats + ALIVE_COUNTS
 
     @property
     def newest_record(self) -> Record | None:

@@ -227,9 +227,10 @@ class ViewChange:
             self._coordinate()
 
     def _on_propose(self, sender: int, view: View) -> None:
-        if self.own not in view.members or (self.installed is not None and self.installed.id == view.id):
+        if self.own.rank not in view.ranks or (self.installed is not None and self.installed.id == view.id):
             return
-        if not self.waits:
+        if not self.waits or self.own not in view.members:
+            # Or the process before this one was present, and is a member: it will not come.
             self._send([sender], ViewKind.ABSENT, view.id)
             return
         if view.id.number < self.requested or view.id < self._promised:

@@ -18,7 +18,7 @@ KNOWN_AFTER_S = 4.0
 HUNG_KNOWN_AFTER_S = TIMING.hung_s + 2.0
 
 CUT_KNOWN_AFTER_S = TIMING.cut_s + 1.0
-"""So long after workers meet they know which of their links are cut."""
+"""So long after workers meet they know which of their links are cut: one link after the other, if they meet so."""
 
 MAX_ONE_WAY_S = 3.0
 """A link that is cut one way carries messages the other way no longer than this: they are not acknowledged."""
@@ -87,6 +87,7 @@ class History:
         if rng.random() < 0.25:
             self.world.batches = [rng.choice((0, 1, 10, 30, 1_000_000)) for _ in range(self.workers)]
         self._cuts_one_way = seed % 5 == 4
+        self._num_cuts = 0
         self._known_at = 0.0
         """When everybody last knew who was alive."""
         self.world.say(f"{self.workers} workers, {quality}")
@@ -114,9 +115,10 @@ class History:
             return
         if any(process.hung for process in world.processes.values()):
             world.queue.run_until(world.now + HUNG_KNOWN_AFTER_S - KNOWN_AFTER_S)
-        elif world.network.down and world.processes_changed_at >= self._known_at:
+        elif world.network.down:
             # Who is there is found out first, and only then, which links between them are cut.
-            world.queue.run_until(world.now + CUT_KNOWN_AFTER_S)
+            num_meetings = max(self._num_cuts - 1, 0) + (world.processes_changed_at >= self._known_at)
+            world.queue.run_until(world.now + num_meetings * CUT_KNOWN_AFTER_S)
         world.invariants.check_known()
         world.invariants.check_progress()
         self._known_at = world.now
@@ -170,6 +172,7 @@ class History:
         still = f"; {one} still reaches {other} for {one_way_s:.1f} s" if one_way_s else ""
         world.say(f"the link between {one} and {other} is cut{still}")
         world.network.cut(one, other, one_way_s)
+        self._num_cuts += 1
         world.disturb()
         if one_way_s:
             world.queue.at(world.now + one_way_s, world.disturb)

@@ -98,9 +98,11 @@ class Invariants:
     def _heard_at(self, process: Process, rank: int) -> float:
         """Return until when a worker may have heard of another one, though the links between them are cut."""
         other, (change, number, at) = self.world.processes.get(rank), process.said.get(rank, (Change.DIED, 0, 0.0))
-        # It may have read in the store, later, that there is a new process.
-        told = other is not None and change == Change.RETURNED and number == other.machine.own.process
-        return max(self.world.changed_at[rank], at if told else 0.0)
+        if other is None:
+            return self.world.changed_at[rank]
+        # It may have read in the store, later, that there is a new process, or have heard of it from one that ended.
+        told = change == Change.RETURNED and number == other.machine.own.process
+        return max(self.world.processes_changed_at, at if told else 0.0)
 
     # Who is in, and the training
 
