@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gossamer.compress import Part, add_parts
 from gossamer.effects import Gather, Mean
 
 
@@ -82,5 +83,13 @@ def average_all(
     )
     for vector, copy in zip(vectors, before, strict=True):
         torch.testing.assert_close(vector, copy, rtol=0, atol=0, equal_nan=True)
-    means, kept = ([pair[which] for pair in returned] for which in (0, 1))
+    means = [dense(parts, vector) for (parts, _), vector in zip(returned, vectors, strict=True)]
+    kept = [dense([part], vector) for (_, part), vector in zip(returned, vectors, strict=True)]
     return means, kept, num_bytes
+
+
+def dense(parts: list[Part], like: Tensor) -> Tensor:
+    """The sum of parts as a new vector."""
+    vector = torch.zeros_like(like)
+    add_parts(vector, parts)
+    return vector

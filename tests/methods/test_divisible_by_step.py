@@ -23,7 +23,8 @@ def test_gradient_mass_is_conserved_and_replicas_are_equal_at_every_step(compres
 
     def adam_step(self, worker, what):
         # Read on all of them: what is read is computed at once, and maybe rounded in another way than later.
-        copied = what + 0.0
+        copied = torch.zeros(worker.x.numel(), dtype=worker.x.dtype)
+        compress.add_parts(copied, what)
         if worker.rank == 0:
             arrived.append(copied)
         original(self, worker, what)

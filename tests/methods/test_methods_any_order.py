@@ -83,7 +83,8 @@ def test_divisible_keeps_replicas_equal_and_loses_no_gradient(
     original = method.adam_step
 
     def adam_step(worker, what):
-        arrived.setdefault(worker.step, []).append(what + 0.0)
+        arrived.setdefault(worker.step, []).append(zeros.clone())
+        compress.add_parts(arrived[worker.step][-1], what)
         original(worker, what)
 
     def stepped(worker):

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import fields
 from importlib import import_module
 
-from gossamer.compress.compressor import Averaging, Compressor, average_with_feedback, check_ratio
+from gossamer.compress.compressor import Averaging, Compressor, Part, add_parts, average_with_feedback, check_ratio
 from gossamer.errors import unknown
 
-__all__ = ["COMPRESSORS", "Averaging", "Compressor", "average_with_feedback", "make", "names"]
+__all__ = ["COMPRESSORS", "Averaging", "Compressor", "Part", "add_parts", "average_with_feedback", "make", "names"]
 
 COMPRESSORS = {
     "topk": "gossamer.compress.topk.TopK",

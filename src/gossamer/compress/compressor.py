@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator
+from collections.abc import Generator, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol, TypeAlias
 
 from gossamer.effects import Effect, Mean
 from gossamer.errors import InputError
@@ -15,8 +15,27 @@ if TYPE_CHECKING:
 
     from gossamer.worker import Worker
 
-Averaging: TypeAlias = "Generator[Effect, Any, tuple[Tensor, Tensor]]"
+Averaging: TypeAlias = "Generator[Effect, Any, tuple[list[Part], Part]]"
 """Type of ``Compressor.average``: it yields ``Mean`` and ``Gather`` effects and returns ``(mean, kept)``."""
+
+
+class Part(NamedTuple):
+    """A vector, whole or by some of its elements: the others are zero, and need no memory."""
+
+    values: Tensor
+    indices: Tensor | None = None
+    factor: float = 1.0
+    """By which the values are to be multiplied."""
+
+
+def add_parts(vector: Tensor, parts: Iterable[Part], factor: float = 1.0) -> None:
+    """Add ``factor`` times the sum of the parts to ``vector``, in their order."""
+    for values, indices, own_factor in parts:
+        if indices is None:
+            vector.add_(values, alpha=factor * own_factor)
+        else:
+            # The indices of one part are distinct, so the result is the same each time.
+            vector.index_add_(0, indices, values, alpha=factor * own_factor)
 
 
 class Compressor(Protocol):
@@ -32,9 +51,9 @@ class Compressor(Protocol):
     def average(self, worker: Worker, vector: Tensor, round: int, topic: str) -> Averaging:
         """Average what the compression keeps of ``vector`` over all workers.
 
-        Return ``(mean, kept)``, two new dense tensors. ``mean`` is equal to the bit on all workers. ``kept`` is what
-        this worker contributed: ``mean`` is the mean of all workers' ``kept``, up to rounding, and error feedback
-        remembers ``vector − kept``.
+        Return ``(mean, kept)``. ``mean`` is the sum of its parts, which are equal to the bit on all workers. ``kept``
+        is what this worker contributed: ``mean`` is the mean of all workers' ``kept``, up to rounding, and error
+        feedback remembers ``vector − kept``.
 
         ``vector`` is not written to, and must not change until the generator has returned. Numbers that are not finite
         make the mean non-finite on all workers.
@@ -52,7 +71,7 @@ class Dense:
 
     def average(self, worker: Worker, vector: Tensor, round: int, topic: str) -> Averaging:
         mean = yield Mean(vector, round, topic)
-        return mean.clone(), vector.clone()
+        return [Part(mean.clone())], Part(vector.clone())
 
     def size_bytes(self, num_elements: int, itemsize: int = 4) -> int:
         return num_elements * itemsize
@@ -60,16 +79,16 @@ class Dense:
 
 def average_with_feedback(
     compressor: Compressor, worker: Worker, vector: Tensor, residual: Tensor, round: int, topic: str
-) -> Generator[Effect, Any, Tensor]:
+) -> Generator[Effect, Any, list[Part]]:
     """Average ``vector + residual`` compressed; leave what was not sent in ``residual``. This is error feedback:
 
-        p_i = g_i + a_i ;  c_i = compress(p_i) ;  a_i = p_i − c_i ;  returns mean_i c_i
+        p_i = g_i + a_i ;  c_i = compress(p_i) ;  a_i = p_i − c_i ;  returns the parts of mean_i c_i
 
     ``vector`` may change after the first effect was yielded, ``residual`` only after the return.
     """
     residual.add_(vector)
     mean, kept = yield from compressor.average(worker, residual, round, topic)
-    residual.sub_(kept)
+    add_parts(residual, [kept], -1.0)
     return mean
 
 

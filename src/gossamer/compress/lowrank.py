@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.compress.compressor import Averaging, check_ratio
+from gossamer.compress.compressor import Averaging, Part, check_ratio
 from gossamer.effects import Mean
 from gossamer.errors import InputError
 
@@ -71,7 +71,7 @@ class LowRank:
 
         mean = p @ q_answer.view(cols, rank).T
         kept = torch.mm(p, local_q.T, out=matrix)
-        return mean.view(-1)[: vector.numel()], kept.view(-1)[: vector.numel()]
+        return [Part(mean.view(-1)[: vector.numel()])], Part(kept.view(-1)[: vector.numel()])
 
     def size_bytes(self, num_elements: int, itemsize: int = 4) -> int:
         rows, cols, rank = self.shape(num_elements)

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, ClassVar
 import torch
 from torch import Tensor
 
-from gossamer.compress.compressor import Averaging
+from gossamer.compress.compressor import Averaging, Part
 from gossamer.effects import Gather
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def _average(
     mean = torch.zeros_like(vector)
     for their_scales, their_codes in answers:
         mean.add_(decode(their_scales, their_codes))
-    return mean.div_(len(answers)), decode(scales, codes)
+    return [Part(mean.div_(len(answers)))], Part(decode(scales, codes))
 
 
 def _parts(vector: Tensor, chunk: int) -> list[Tensor]:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.compress.compressor import Averaging, check_ratio, num_kept
+from gossamer.compress.compressor import Averaging, Part, check_ratio, num_kept
 from gossamer.effects import Mean
 
 if TYPE_CHECKING:
@@ -37,10 +37,10 @@ class RandomBlock:
     def average(self, worker: Worker, vector: Tensor, round: int, topic: str) -> Averaging:
         size = num_kept(vector.numel(), self.ratio)
         start = _offset(worker.seed, round, topic, vector.numel())
-        head, tail = slice(start, start + size), slice(0, max(0, start + size - vector.numel()))
-        block = torch.cat((vector[head], vector[tail]))
+        indices = torch.arange(start, start + size, device=vector.device).remainder_(vector.numel())
+        block = vector[indices]
         answer = yield Mean(block, round, topic)
-        return _scatter(answer, vector, head, tail), _scatter(block, vector, head, tail)
+        return [Part(answer, indices)], Part(block, indices)
 
     def size_bytes(self, num_elements: int, itemsize: int = 4) -> int:
         return num_kept(num_elements, self.ratio) * itemsize
@@ -51,12 +51,3 @@ def _offset(seed: int, round: int, topic: str, num_elements: int) -> int:
     # Masked, because a generator accepts no negative numbers; crc32, because str.__hash__ differs between processes.
     entropy = [seed & (2**64 - 1), round, zlib.crc32(topic.encode())]
     return int(np.random.default_rng(entropy).integers(num_elements))
-
-
-def _scatter(block: Tensor, like: Tensor, head: slice, tail: slice) -> Tensor:
-    """Return a vector as long as ``like`` with the block at its offset and zeros elsewhere."""
-    dense = torch.zeros_like(like)
-    num_tail = tail.stop
-    dense[head] = block[: block.numel() - num_tail]
-    dense[tail] = block[block.numel() - num_tail :]
-    return dense

@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gossamer.compress.compressor import Averaging, check_ratio, num_kept
+from gossamer.compress.compressor import Averaging, Part, check_ratio, num_kept
 from gossamer.effects import Gather
 from gossamer.errors import InputError
 from gossamer.vectors.vector_math import CHUNK, chunks
@@ -72,13 +72,8 @@ class TopK:
         values = vector[indices]
         answers = yield Gather((values, indices.to(torch.int32)), round, topic)
 
-        kept = torch.zeros_like(vector)
-        kept[indices] = values
-        mean = torch.zeros_like(vector)
-        for their_values, their_indices in answers:
-            # The indices of one worker are distinct, so the order of additions is deterministic.
-            mean.index_add_(0, their_indices, their_values, alpha=1 / len(answers))
-        return mean, kept
+        mean = [Part(their_values, their_indices, 1 / len(answers)) for their_values, their_indices in answers]
+        return mean, Part(values, indices)
 
     def size_bytes(self, num_elements: int, itemsize: int = 4) -> int:
         return num_kept(num_elements, self.ratio) * (itemsize + 4)

@@ -34,7 +34,7 @@ No gradient is lost: Σ_t mean(g) = Σ_t (F + B) + mean(a) + mean(A) at every st
 What travels per step and worker: the compressed foreground (top-k with ratio R: ``8P/R`` bytes to each other worker)
 and ``2/H`` dense vectors in the background, ``2(n−1)/n · 8P/H`` bytes. Extra memory: the vectors m and v (instead of
 the optimizer's) and 1/(√(v/w) + ε), a, the message of length 2P in flight and its mean, and during a step the
-foreground and its mean.
+foreground and its mean, unless the compressor is sparse.
 
 Reference: Xu, Bai, "Divisible communication", ECML-PKDD 2023. Only its abstract was available: this is our formulation.
 """
@@ -149,7 +149,7 @@ class Divisible(Method):
         if round < self.config.warmup:
             mean = yield Mean(gradient, round=round, topic="foreground")
             self.update_v(worker, mean, 1)
-            arrived = mean
+            arrived = [compress.Part(mean)]
         else:
             undelivered = worker.vector("undelivered")
             arrived = yield from compress.average_with_feedback(
@@ -157,11 +157,11 @@ class Divisible(Method):
             )
             due = (round - self.config.warmup) % self.config.period == 0
             if self.delay and worker.scalars.get("merge_at") == round:
-                arrived = arrived.add_((yield from self.merge(worker)))
+                arrived.append((yield from self.merge(worker)))
             if due:
                 yield from self.start_background_mean(worker)
             if due and not self.delay:
-                arrived = arrived.add_((yield from self.merge(worker)))
+                arrived.append((yield from self.merge(worker)))
         self.adam_step(worker, arrived)
 
     def start_background_mean(self, worker: Worker) -> MethodGenerator:
@@ -171,12 +171,12 @@ class Divisible(Method):
         in_flight = worker.vector("in_flight", 2 * size + 1)
         in_flight[:size].copy_(undelivered)
         in_flight[size:-1].copy_(worker.gradient)
-        in_flight[-1] = undelivered.square().sum()
+        in_flight[-1] = undelivered.dot(undelivered)
         undelivered.zero_()
         worker.scalars["merge_at"] = worker.step + self.delay
         worker.tickets["background"] = yield Start(Mean(in_flight, round=worker.step, topic="background"))
 
-    def merge(self, worker: Worker) -> Generator[Effect, Any, Tensor]:
+    def merge(self, worker: Worker) -> Generator[Effect, Any, compress.Part]:
         """Wait for the background mean, update v and λ with it, and return B."""
         mean = yield Wait(worker.tickets["background"])
         worker.tickets.pop("background", None)
@@ -184,11 +184,11 @@ class Divisible(Method):
         worker.vector("in_flight", len(mean))[:size].zero_()
         late, gradient, energy = mean[:size], mean[size:-1], float(mean[-1])
         self.update_v(worker, gradient, self.config.period)
-        share = float(late.square().sum()) / energy if energy > 0 else 0.0
+        share = float(late.dot(late)) / energy if energy > 0 else 0.0
         worker.scalars["lookahead"] = 0.5 * worker.scalars.get("lookahead", 0.0) + 0.5 * common_share(
             share, worker.num_workers
         )
-        return late
+        return compress.Part(late)
 
     def update_v(self, worker: Worker, gradient: Tensor, steps: int) -> None:
         """Update v with an averaged gradient that stands for ``steps`` steps."""
@@ -198,14 +198,14 @@ class Divisible(Method):
         worker.scalars["w"] = keep * worker.scalars.get("w", 0.0) + (1 - keep)
         worker.scalars["v_at"] = float(worker.step)
 
-    def adam_step(self, worker: Worker, arrived: Tensor) -> None:
-        """Do one step of Adam on x with the averaged gradient ``arrived``."""
+    def adam_step(self, worker: Worker, arrived: list[compress.Part]) -> None:
+        """Do one step of Adam on x with the averaged gradient, the sum of what has ``arrived``."""
         beta1, _ = worker.optimizer_setting("betas")
         lr, decay = worker.optimizer_setting("lr"), worker.optimizer_setting("weight_decay")
         correction = 1 - beta1 ** (worker.step + 1)
         bound = self.config.clip * correction
-        for m, scale, x, new in chunks(worker.vector("m"), self.scale(worker), worker.x, arrived):
-            m.mul_(beta1).add_(new, alpha=1 - beta1)
+        compress.add_parts(worker.vector("m").mul_(beta1), arrived, 1 - beta1)
+        for m, scale, x in chunks(worker.vector("m"), self.scale(worker), worker.x):
             if decay:
                 x.mul_(1 - lr * decay)
             x.sub_((m * scale).clamp_(-bound, bound), alpha=lr / correction)
@@ -225,13 +225,13 @@ class Divisible(Method):
     def finish(self, worker: Worker) -> MethodGenerator:
         """Average what is in flight and what is undelivered, and apply it in one last step."""
         undelivered = worker.vector("undelivered")
-        rest = (yield Mean(undelivered, round=worker.step, topic="drain")).clone()
+        rest = [compress.Part((yield Mean(undelivered, round=worker.step, topic="drain")).clone())]
         undelivered.zero_()
         if "background" in worker.tickets:
-            rest.add_((yield from self.merge(worker)))
+            rest.append((yield from self.merge(worker)))
         # If nothing is left, a step would only repeat the momentum. All workers have the same rest, so all agree. One
         # that has seen no gradient has no v to step with.
-        if rest.any() and worker.scalars.get("w", 0.0) > 0.0:
+        if any(part.values.any() for part in rest) and worker.scalars.get("w", 0.0) > 0.0:
             self.adam_step(worker, rest)
 
 

@@ -231,8 +231,10 @@ class Prober:
             effect = next(generator)
             try:
                 generator.send([effect.tensors] * worker.num_workers)  # type: ignore[union-attr]
-            except StopIteration:
-                return
+            except StopIteration as end:
+                mean, kept = end.value
+                compress.add_parts(vector, [kept], -1.0)
+                compress.add_parts(vector, mean)
 
         self.session.barrier()
         compressing_s = _median_time(compress_and_average)
