@@ -216,6 +216,9 @@ class ViewChange:
                 self.request(message.number)
 
     def _on_present(self, sender: int, message: ViewMessage) -> None:
+        if self._gone(sender) and self._processes.get(sender) == message.process:
+            # It hangs: its network thread would request views without end, since it is in none of them.
+            return
         self.request(message.number)
         if not self.waits and self.installed is not None and self.installed.id.number >= self.requested:
             # It has missed that this view was installed, or has to request one in which it is a member.
