@@ -188,7 +188,8 @@ class Divisible(Method):
         worker.scalars["lookahead"] = 0.5 * worker.scalars.get("lookahead", 0.0) + 0.5 * common_share(
             share, worker.num_workers
         )
-        return compress.Part(late)
+        # The next background mean may start before B is applied, and its answer takes the place of this one.
+        return compress.Part(late.clone())
 
     def update_v(self, worker: Worker, gradient: Tensor, steps: int) -> None:
         """Update v with an averaged gradient that stands for ``steps`` steps."""
