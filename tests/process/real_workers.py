@@ -35,8 +35,10 @@ FRAMES = 4
 
 def watched(script: Script, stacks: str, *arguments: Any) -> None:
     """A worker that writes down what it is doing when it is asked, even if its interpreter stands still."""
-    # Whatever is started in the background of a shell, and all it starts, would not hear Ctrl-C.
+    # Whatever is started in the background of a shell, and all it starts, would not hear Ctrl-C. Nor would the children
+    # of a fork server that the launcher of gossamer train started in a test before: it blocks signals meanwhile.
     signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, (signal.SIGINT, signal.SIGTERM))
     # What the server has loaded is not collected: every worker would copy it, page by page.
     gc.freeze()
     with open(stacks, "w") as file:

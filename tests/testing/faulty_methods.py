@@ -123,6 +123,21 @@ class ChangesWhatItSent(Sound):
         worker.tickets["mix"] = yield Start(Mean(worker.x, round=worker.step, topic="model"))
 
 
+class UsesAnEarlierMean(Sound):
+    """It applies a mean after it has started the next one, whose answer takes its memory."""
+
+    @yields(Update, Mean, Start, Wait)
+    def step(self, worker):
+        yield Update()
+        ticket = worker.tickets.get("mix")
+        mean = None if ticket is None else (yield Wait(ticket))
+        earlier = worker.vector("earlier").copy_(worker.vector("sent"))
+        sent = worker.vector("sent").copy_(worker.x)
+        worker.tickets["mix"] = yield Start(Mean(sent, round=worker.step, topic="model"))
+        if mean is not None:
+            worker.x.add_(mean).sub_(earlier)
+
+
 class WritesToTheMean(Sound):
     @yields(Update, Mean)
     def step(self, worker):

@@ -17,6 +17,7 @@ FOUND = [
     (faulty.FinishOfOne, "collectives", "worker 0 waits in finish for Mean 'last'"),
     (faulty.ChangesWhatItSent, "in_flight", "changed the vector of Mean 'model'"),
     (faulty.WritesToTheMean, "in_flight", "it is read-only"),
+    (faulty.UsesAnEarlierMean, "in_flight", "is a mean used after the next one of its topic"),
     (faulty.CountsOnSelf, "state", "changed the method's attribute rounds"),
     (faulty.RemembersInAGlobal, "state", "a run is another one beside a second run"),
     (faulty.ThrowsDice, "seed", "two runs with one seed differ"),

@@ -73,22 +73,6 @@ class TheDeadAreWaitedFor(ViewChange):
         return False
 
 
-class PredecessorsStayMembers(ViewChange):
-    """A worker that is started again says nothing to a proposal of which the process before it is a member."""
-
-    def _on_propose(self, sender, view):
-        if self.own in view.members:
-            super()._on_propose(sender, view)
-
-
-class OnlyTheCoordinatorGivesUp(ViewChange):
-    """Who is the coordinator no more waits on for a dead member of its proposal."""
-
-    def _coordinate(self):
-        if self._proposal is None or self._coordinator() == self.own.rank:
-            super()._coordinate()
-
-
 class TheCoordinatorIsForEver(ViewChange):
     """Who has accepted a proposal waits for it, also if the coordinator has died."""
 

@@ -211,6 +211,12 @@ class AnyOrderWorld:
         self.run_part(worker, "step", lambda: self.end_step(worker))
 
     def end_step(self, worker: Peer) -> None:
+        if not worker.x.isfinite().all():
+            raise Broken(
+                "in_flight",
+                f"the model of worker {worker.rank} is not finite after step {worker.step}: is a mean used after the next "
+                "one of its topic was asked for or started? It is valid until then; clone it first",
+            )
         self.stepped(worker)
         worker.step += 1
         worker.phase = "rest"
@@ -311,11 +317,19 @@ class AnyOrderWorld:
             self.collectives[key] = Collective(tuple(range(len(self.workers))) if group is None else group)
         collective = self.collectives[key]
         collective.add(worker.rank, Contribution(effect, give))
+        if isinstance(effect, Mean):
+            self.overwrite_answer(worker.rank, effect.topic)
         if self.ending:
             return
         self.num_means += collective.complete
         for rank, contribution, answer in collective.new_answers():
             self.deliveries.append(partial(self.deliver, rank, contribution, answer))
+
+    def overwrite_answer(self, rank: int, topic: str) -> None:
+        """Let the last mean of a topic become invalid: with real workers the next one takes its memory."""
+        mean, _ = self.answers.pop((rank, topic), (None, None))
+        if mean is not None:
+            mean.fill_(torch.nan)
 
     def deliver(self, rank: int, contribution: Contribution, answer: Any) -> None:
         contribution.check_unchanged(rank)
