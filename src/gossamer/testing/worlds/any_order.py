@@ -214,8 +214,8 @@ class AnyOrderWorld:
         if not worker.x.isfinite().all():
             raise Broken(
                 "in_flight",
-                f"the model of worker {worker.rank} is not finite after step {worker.step}: is a mean used after the next "
-                "one of its topic was asked for or started? It is valid until then; clone it first",
+                f"the model of worker {worker.rank} is not finite after step {worker.step}: is a mean used after the "
+                "next one of its topic was asked for or started? It is valid until then; clone it first",
             )
         self.stepped(worker)
         worker.step += 1
