@@ -49,7 +49,7 @@ def collectives(context: Context) -> None:
 
 
 def in_flight(context: Context) -> None:
-    """A vector that is sent does not change before the answer has arrived; a mean is not written to, nor used too late."""
+    """A vector that is sent does not change until the answer has come; a mean is not written to, nor used too late."""
     _find("in_flight", context)
 
 
