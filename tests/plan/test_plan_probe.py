@@ -18,7 +18,7 @@ from gossamer.plan import cluster_file
 from gossamer.plan.cluster_spec import ComputeProfile, GroupShape
 from gossamer.plan.probe.findings import compute_profile, correlation, waited_s
 from gossamer.plan.probe.message_timer import MessageTimer, message_sizes
-from gossamer.plan.probe.replica_steps import check_replicas
+from gossamer.plan.probe.replica_steps import check_replicas, ring_link
 from gossamer.plan.probe.session import _nodes
 from gossamer.plan.recommend import Workload, make_plan
 from gossamer.process.store.rank_info import free_port
