@@ -12,6 +12,7 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+from step_watch import StepWatch
 from torch import nn
 
 from gossamer.api import join
@@ -20,6 +21,9 @@ from gossamer.methods import find
 from gossamer.process.net import flows
 from gossamer.process.net.flows import Flow
 from gossamer.process.runtime import early_gradient
+
+TOLD_WEIGHTS = 40
+"""After so many steps from the hold on a worker tells its weights. They fit into a pipe that nobody reads."""
 
 VECTOR_BYTES = 4096
 """What is as long as this is no word of the protocol."""
@@ -66,7 +70,11 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
     steps = order["steps"] if isinstance(order["steps"], int) else order["steps"][rank]
     pause_s = order.get("compute_s", 0.01)
     pause_s = pause_s if isinstance(pause_s, float) else pause_s[rank]
-    longest, last = 0.0, time.monotonic()
+    longest, watch = 0.0, StepWatch()
+    if order.get("watch"):
+        # What a busy machine adds to a step is not counted.
+        watch.start()
+    hold, hold_until = order.get("hold", (-1, None))
     for step in range(steps):
         dying.step = step
         if "until" in order and order["until"].exists():
@@ -89,8 +97,13 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
             next(model.parameters()).grad.fill_(order["poison"][2])
         optimizer.step()
         optimizer.zero_grad()
-        now = time.monotonic()
-        longest, last = max(longest, now - last), now
+        step_s, starved_s = watch.stepped()
+        longest = max(longest, step_s - starved_s)
+        if hold_until is not None and hold <= step + 1 < hold + TOLD_WEIGHTS:
+            weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+            out.send({"at": "weights", "step": step + 1, "weights": weights.tolist()})
+        while hold_until is not None and step + 1 == hold and not hold_until.exists():
+            time.sleep(0.01)
         if step % 10 == 9:
             metrics = swarm.metrics()
             report = {"step": step + 1, "exchanges": metrics.exchanges, "longest": longest, "refused": metrics.refused}

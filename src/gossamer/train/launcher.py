@@ -2,7 +2,8 @@
 
 The launching process hosts the store, as torchrun's agent does. A fork server that has loaded torch forks the workers,
 so they start at once. All of them are in the launcher's process group, so Ctrl-C and Ctrl-Z in a terminal reach them,
-unless they make a group of their own: then the launcher passes signals on. If the launcher is killed, the workers end too.
+unless they make a group of their own: then the launcher passes signals on. If the launcher is killed, the workers end
+too.
 """
 
 from __future__ import annotations
@@ -221,7 +222,7 @@ class LocalWorkers:
             self.signal(signal.SIGCONT)
 
     def signal(self, number: signal.Signals) -> None:
-        """Send a signal to all workers; what a terminal sends goes to all of a worker's process group, if it leads one."""
+        """Send a signal to all workers; what a terminal sends goes to a worker's process group, if it leads one."""
         for process in self._running():
             assert process.pid is not None
             with contextlib.suppress(ProcessLookupError):

@@ -38,8 +38,8 @@ CONNECT_TIMEOUT_S = 5.0
 """How long one attempt to connect to the store may take."""
 
 RESOLVE_LIMIT_S = 40.0
-"""How long a name that does not resolve is tried: longer than the name server of a cluster keeps that it does not know one
-(30 s), and much shorter than machines may take to start."""
+"""How long a name that does not resolve is tried: longer than the name server of a cluster remembers that it does not
+know a name (30 s), and much shorter than machines may take to start."""
 
 ANSWER_TIMEOUT_S = 30.0
 """How long what accepts connections may take to answer as a store does."""

@@ -1,0 +1,170 @@
+"""What is left of a partition when it is over: nothing of what either side did is lost, and both sides say so.
+
+A part of the fault suite (``repeat_faults``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from fault_checks import WAITING
+from partition_faults import LIMIT_S, finished, hosts, steps_more, workers_on  # noqa: F401
+from real_workers import RealWorker, RealWorkers, Report
+
+from gossamer.process.store.rank_info import free_port
+from hosts import Hosts
+
+SETTINGS = {"localsgd": {"period": 4}, "diloco": {"period": 4}, "sgp": {}}
+
+
+def merged(report: Report) -> list[str]:
+    return [event for event in report.get("events", ()) if "trained separately" in event]
+
+
+def all_merged(workers: RealWorkers) -> None:
+    for worker in workers:
+        worker.until(lambda report: bool(merged(report)), LIMIT_S)
+
+
+def settings_of(method: str) -> dict[str, int]:
+    return SETTINGS.get(method, {})
+
+
+# Before finish
+
+
+def told_weights(worker: RealWorker, until: int) -> dict[int, list[float]]:
+    """The weights after each step from the hold on, as far as this step."""
+    worker.until(lambda report: report["at"] == "weights" and report["step"] == until, LIMIT_S)
+    return {report["step"]: report["weights"] for report in worker.reports if report["at"] == "weights"}
+
+
+def distance(one: list[float], other: list[float]) -> float:
+    return max(abs(a - b) for a, b in zip(one, other, strict=True))
+
+
+@pytest.mark.parametrize("method", ["allreduce", "overlap"])
+def test_sides_with_equal_steps_have_equal_weights_again_before_the_end(
+    hosts: Hosts,  # noqa: F811
+    tmp_path: Path,
+    method: str,
+) -> None:
+    hold, last = 400, 438
+    order = {"hold": (hold, tmp_path / "go on"), "width": 4, "compute_s": 0.01}
+    with workers_on(hosts, tmp_path, method, **order) as workers:
+        for worker in workers:
+            worker.at("joined", LIMIT_S)
+            worker.step(20)
+        hosts.isolate(2)
+        # Each side trains alone up to the same step, and waits there.
+        before = [worker.at("weights", LIMIT_S) for worker in workers]
+        hosts.reconnect(2)
+        (tmp_path / "go on").touch()
+        told = [told_weights(worker, last) for worker in workers]
+        (tmp_path / "enough").touch()
+        ends = finished(workers)
+    assert [report["step"] for report in before] == [hold] * 3
+    assert distance(before[0]["weights"], before[1]["weights"]) < 1e-6
+    apart = distance(before[0]["weights"], before[2]["weights"])
+    assert apart > 1e-3
+    # A side may have made a few more steps alone before it heard of the other.
+    nearest = [min(distance(told[2][last], weights) for weights in told[rank].values()) for rank in (0, 1)]
+    nearest_of_2 = [min(distance(told[rank][last], weights) for weights in told[2].values()) for rank in (0, 1)]
+    print(f"{method}: sides {apart:.4f} apart, then {nearest} and {nearest_of_2}")
+    for one, other in zip(nearest, nearest_of_2, strict=True):
+        assert min(one, other) < 1e-6
+    assert all(len(merged(end)) == 1 for end in ends)
+
+
+# One side does more
+
+
+@pytest.mark.parametrize("method", WAITING)
+def test_a_side_with_more_steps_counts_more_and_nothing_is_discarded(
+    hosts: Hosts,  # noqa: F811
+    tmp_path: Path,
+    method: str,
+) -> None:
+    order = {"settings": settings_of(method), "compute_s": [0.01, 0.01, 0.04]}
+    with workers_on(hosts, tmp_path, method, **order) as workers:
+        for worker in workers:
+            worker.at("joined", LIMIT_S)
+            worker.step(20)
+        hosts.isolate(2)
+        steps_more(workers, (0, 1), 40)
+        steps_more(workers, (2,), 40)
+        cut = [worker.reports[-1]["step"] for worker in workers]
+        steps_more(workers, (0, 1, 2), 100)
+        hosts.reconnect(2)
+        all_merged(workers)
+        after = [next(report["step"] for report in worker.reports if merged(report)) for worker in workers]
+        steps_more(workers, (0, 1, 2), 20)
+        (tmp_path / "enough").touch()
+        ends = finished(workers)
+    print(f"{method}: steps {cut} and {after}, {[merged(end) for end in ends]}")
+    assert all(end["weights"] == ends[0]["weights"] for end in ends)
+    assert all(end["missing"] == [] and end["accuracy"] > 0.95 for end in ends)
+    shares: dict[str, int] = {}
+    for end in ends:
+        (text,) = merged(end)
+        assert text == merged(ends[0])[0]
+        shares = {
+            ranks: int(percent) for percent, ranks in re.findall(r"(\d+)% of workers? ([\d, ]*\d)(?![\d%])", text)
+        }
+    # By what each side has done alone, times its workers: the others were four times as fast, and two of them.
+    assert abs(sum(shares.values()) - 100) <= 1
+    assert shares.keys() == {"0, 1", "2"}
+    assert 0 < shares["2"] < 35
+    assert all(end["dropped"] == 0 for end in ends) or method not in ("allreduce", "overlap")
+
+
+# The end of the command
+
+
+def newest(path: Path) -> Report:
+    lines = [line for line in path.read_text().splitlines() if line.endswith("}")] if path.exists() else []
+    return json.loads(lines[-1]) if lines else {"steps": 0, "state": ""}
+
+
+@pytest.mark.parametrize("allowed", [False, True])
+@pytest.mark.parametrize("method", ["allreduce", "a2cid2"])
+def test_the_command_fails_if_it_ends_in_a_partition_unless_that_is_allowed(
+    hosts: Hosts,  # noqa: F811
+    tmp_path: Path,
+    method: str,
+    allowed: bool,
+) -> None:
+    """Each worker is a command of its own, as under SLURM."""
+    environment = {"MASTER_ADDR": hosts.address(0), "MASTER_PORT": str(free_port()), "WORLD_SIZE": "2"}
+    environment |= {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    run = tmp_path / "run"
+    command = [sys.executable, "-m", "gossamer", "train", "--task", "quadratic", "--method", method]
+    command += ["--steps", "600", "--compute", "10ms", "--out", str(run), *(["--allow-missing"] if allowed else [])]
+    logs = [tmp_path / f"{rank}.log" for rank in range(2)]
+    started: list[subprocess.Popen[str]] = []
+    try:
+        for rank, log in enumerate(logs):
+            with log.open("w") as file:
+                started.append(hosts.start(rank, command, {**environment, "RANK": str(rank)}, file.fileno()))
+        until = time.monotonic() + LIMIT_S
+        while min(newest(run / "workers" / f"{rank}.jsonl")["steps"] for rank in range(2)) < 20:
+            assert time.monotonic() < until, [log.read_text() for log in logs]
+            time.sleep(0.05)
+        hosts.isolate(1)
+        codes = [process.wait(LIMIT_S) for process in started]
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
+    said = [log.read_text() for log in logs]
+    assert codes == [0 if allowed else 1] * 2, said
+    hint = "" if allowed else "; --allow-missing accepts that"
+    assert f"gossamer: {method}: the final model is without worker 1{hint}" in said[0].splitlines()[-1]
+    assert "Traceback" not in "".join(said)
