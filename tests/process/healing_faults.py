@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from fault_checks import WAITING
 from partition_faults import LIMIT_S, finished, hosts, steps_more, workers_on  # noqa: F401
-from real_workers import RealWorker, RealWorkers, Report
+from real_workers import Late, RealWorker, RealWorkers, Report
 from training_script import TOLD_WEIGHTS
 
 from gossamer.process.store.rank_info import free_port
@@ -44,9 +44,23 @@ def settings_of(method: str) -> dict[str, int]:
 
 def told_weights(worker: RealWorker) -> list[list[float]]:
     """The weights after each of the steps from the end of the partition on."""
-    told = [worker.at("weights", LIMIT_S)["weights"] for _ in range(TOLD_WEIGHTS)]
-    assert worker.reports[-1]["step"] < HOLD + 100
-    return told
+    told = [worker.until(lambda report: report["at"] == "weights" and report["step"] > HOLD, LIMIT_S)]
+    told += [worker.at("weights", LIMIT_S) for _ in range(TOLD_WEIGHTS - 1)]
+    # Soon after the network was whole.
+    assert told[0]["step"] < HOLD + 60
+    return [report["weights"] for report in told]
+
+
+def first_held(side: list[RealWorker]) -> RealWorker:
+    """The first of them that is at the hold. If it was a step behind when the network was cut, others wait for it."""
+    until = time.monotonic() + LIMIT_S
+    while time.monotonic() < until:
+        for worker in side:
+            while worker.waiting():
+                if worker.next()["at"] == "weights":
+                    return worker
+        time.sleep(0.05)
+    raise Late(f"none of workers {[worker.rank for worker in side]} is at step {HOLD}")
 
 
 def distance(one: list[float], other: list[float]) -> float:
@@ -66,23 +80,24 @@ def test_sides_with_equal_steps_have_equal_weights_again_before_the_end(
             worker.step(20)
         hosts.isolate(2)
         # Each side trains alone up to the same step, and waits there.
-        before = [worker.at("weights", LIMIT_S) for worker in workers]
+        held = [first_held([workers[0], workers[1]]), first_held([workers[2]])]
+        before = [worker.reports[-1] for worker in held]
         hosts.reconnect(2)
-        for worker, other in zip(workers, (2, 2, 0), strict=True):
+        for worker, other in zip(held, (2, 0), strict=True):
             worker.until(lambda report: f"worker {other} is back" in report.get("events", ()), LIMIT_S)  # noqa: B023
         (tmp_path / "go on").touch()
         told = [told_weights(worker) for worker in workers]
         (tmp_path / "enough").touch()
         ends = finished(workers)
-    assert [report["step"] for report in before] == [HOLD] * 3
-    assert distance(before[0]["weights"], before[1]["weights"]) < 1e-6
-    apart = distance(before[0]["weights"], before[2]["weights"])
+    assert [report["step"] for report in before] == [HOLD] * 2
+    apart = distance(before[0]["weights"], before[1]["weights"])
     assert apart > 1e-3
     # A worker may be a step behind another one.
     middle = TOLD_WEIGHTS // 2
     nearest = [min(distance(told[2][middle], weights) for weights in told[rank]) for rank in (0, 1)]
     print(f"{method}: sides {apart:.4f} apart, then {nearest}")
-    assert max(nearest) < 1e-6
+    # With overlap the workers' weights differ by their last updates.
+    assert max(nearest) < (apart / 10 if method == "overlap" else 1e-6)
     assert all(len(merged(end)) == 1 for end in ends)
 
 
