@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections import Counter
+from itertools import pairwise
 from pathlib import Path
 
 from fault_checks import EVERY, spread, victim_of
@@ -43,4 +44,4 @@ def test_one_run_kills_the_host_of_the_store_and_others() -> None:
     for run in (1, 2, 7):
         times = sorted(spread(method, run) for method in EVERY)
         assert all(0 <= time < 1 for time in times)
-        assert max(after - before for before, after in zip(times, times[1:], strict=False)) < 1.5 / len(EVERY)
+        assert max(after - before for before, after in pairwise(times)) < 1.5 / len(EVERY)
