@@ -184,5 +184,5 @@ def test_the_command_fails_if_it_ends_in_a_partition_unless_that_is_allowed(
     said = [log.read_text() for log in logs]
     assert codes == [0 if allowed else 1] * 2, said
     hint = "" if allowed else "; --allow-missing accepts that"
-    assert f"gossamer: {method}: the final model is without worker 1{hint}" in said[0].splitlines()[-1]
+    assert f"gossamer: {method}: the final model is without rank 1{hint}" in said[0].splitlines()[-1]
     assert "Traceback" not in "".join(said)

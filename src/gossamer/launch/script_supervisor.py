@@ -132,9 +132,9 @@ def _passing_on_pauses(workers: LocalWorkers) -> Iterator[None]:
     """Inside this block, Ctrl-Z stops the workers too, and they go on when this process does."""
 
     def pause(*_: object) -> None:
-        workers.signal(signal.SIGSTOP)
+        workers.send_signal(signal.SIGSTOP)
         os.kill(os.getpid(), signal.SIGSTOP)
-        workers.signal(signal.SIGCONT)
+        workers.send_signal(signal.SIGCONT)
 
     before = signal.getsignal(signal.SIGTSTP)
     if before != signal.SIG_DFL:

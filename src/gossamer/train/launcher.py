@@ -217,11 +217,11 @@ class LocalWorkers:
         """Send all workers a signal to stop, once."""
         if self._stop_requested_at is None:
             self._stop_requested_at = time.monotonic()
-            self.signal(number)
+            self.send_signal(number)
             # A stopped process does not handle signals.
-            self.signal(signal.SIGCONT)
+            self.send_signal(signal.SIGCONT)
 
-    def signal(self, number: signal.Signals) -> None:
+    def send_signal(self, number: signal.Signals) -> None:
         """Send a signal to all workers; what a terminal sends goes to a worker's process group, if it leads one."""
         for process in self._running():
             assert process.pid is not None
