@@ -28,9 +28,11 @@ def is_once(test: object) -> bool:
     return bool(getattr(test, "once", False))
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if int(os.environ.get("FAULT_FIRST", "1")) > 1:
-        items[:] = [item for item in items if not is_once(getattr(item, "function", None))]
+        again = [item for item in items if is_once(getattr(item, "function", None))]
+        items[:] = [item for item in items if item not in again]
+        config.hook.pytest_deselected(items=again)
 
 
 @pytest.fixture(scope="session", autouse=True)
