@@ -174,14 +174,15 @@ def unread(worker: RealWorker) -> list[Report]:
 def test_a_crowd_that_takes_every_descriptor_does_not_end_a_worker(method: str, tmp_path: Path) -> None:
     """A worker at its limit lets nobody in, trains on, and is as before when the crowd has gone."""
     order = {"method": method, "until": tmp_path / "enough", "spare_descriptors": SPARE_DESCRIPTORS}
-    with RealWorkers(3, steps=100_000, **order) as workers:
+    with RealWorkers(3, steps=100_000, **order) as workers, contextlib.ExitStack() as crowd:
         for worker in workers:
             worker.step(50)
         pids = pids_of(workers)
         before = [num_descriptors(pid) for pid in pids]
         ports = [port for pid in pids for port in listening(pid)]
         # The backlog lets them all in; whoever is there is asked to speak.
-        crowd = [socket.create_connection(("127.0.0.1", port), TIMEOUT_S) for port in ports for _ in range(IDLE)]
+        for port in [port for port in ports for _ in range(IDLE)]:
+            crowd.enter_context(socket.create_connection(("127.0.0.1", port), TIMEOUT_S))
         limited = [num_descriptors(pid) for pid in pids]
         for port in ports:
             for _ in range(HANG_UPS):
@@ -189,8 +190,7 @@ def test_a_crowd_that_takes_every_descriptor_does_not_end_a_worker(method: str, 
         made = [worker.at("step")["step"] for worker in workers]
         for worker, step in zip(workers, made, strict=True):
             worker.step(step + 100)
-        for sock in crowd:
-            sock.close()
+        crowd.close()
         print(f"{method}: descriptors {before}, in the crowd {limited}")
         assert any(many > had + SPARE_DESCRIPTORS // 2 for many, had in zip(limited, before, strict=True))
         # A request to the store, or an edge that is replaced, may be on its way.
