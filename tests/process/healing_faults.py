@@ -134,7 +134,9 @@ def test_a_side_with_more_steps_counts_more_and_nothing_is_discarded(
         }
     # By what each side has done alone, times its workers: the others were four times as fast, and two of them.
     assert abs(sum(shares.values()) - 100) <= 1
-    assert shares.keys() == {"0, 1", "2"}
+    # One of two may have been a step behind the other.
+    assert len(shares) == 2
+    assert shares.keys() - {"2"} <= {"0, 1", "0", "1"}
     assert 0 < shares["2"] < 35
     if method in ("allreduce", "overlap"):
         assert [end["dropped"] for end in ends] == [0, 0, 0]
