@@ -451,24 +451,26 @@ def test_upon_sigterm_one_of_the_workers_of_another_launcher_leaves_for_good(com
     program, environment = command
     environment = {**environment, "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
     arguments = (*program, *LONG, "--workers", "2", "--method", "allreduce", "--leave-on-sigterm")
-    workers = [
-        subprocess.Popen([*arguments], env={**environment, "RANK": str(rank)}, cwd=tmp_path, stderr=subprocess.PIPE)
-        for rank in range(2)
-    ]
+    logs = [tmp_path / f"{rank}.log" for rank in range(2)]
+    workers = []
+    for rank, log in enumerate(logs):
+        with log.open("wb") as file:
+            worker = subprocess.Popen(arguments, env={**environment, "RANK": str(rank)}, cwd=tmp_path, stderr=file)
+        workers.append(worker)
     run = tmp_path / "run"
     try:
         until(lambda: min(newest(run, rank)["steps"] for rank in range(2)) > 10)
         workers[1].send_signal(signal.SIGTERM)
-        assert workers[1].wait(300) == 0, workers[1].stderr.read()
+        assert workers[1].wait(300) == 0, logs[1].read_text()
         steps = newest(run, 0)["steps"]
         until(lambda: newest(run, 0)["steps"] > steps + 10)
         # It watches the run for all: it does not leave.
         workers[0].send_signal(signal.SIGTERM)
-        assert workers[0].wait(300) == 130, workers[0].stderr.read()
+        assert workers[0].wait(300) == 130, logs[0].read_text()
     finally:
         for worker in workers:
             worker.kill()
-            worker.communicate()
+            worker.wait()
     summary = json.loads((run / "summary.json").read_text())
     assert "worker 1 has left for good" in summary["events"]
     assert [status["state"] for status in summary["worker_status"]] == ["done", "left"]

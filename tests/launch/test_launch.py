@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 import time
+from functools import partial
 
 import pytest
 
@@ -137,33 +138,124 @@ except KeyboardInterrupt:
 """
 
 
-def wait_for(paths):
-    while not all(path.exists() for path in paths):
+def wait_for(happened, within_s=120.0):
+    until = time.monotonic() + within_s
+    while not happened():
+        assert time.monotonic() < until
         time.sleep(0.01)
 
 
-def test_ctrl_c_in_a_terminal_lets_a_script_save_something_and_a_second_one_kills(tmp_path):
+ON_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+class Terminal:
+    """A command in the foreground of a terminal of its own, gone when the test is over."""
+
+    def __init__(self, *command):
+        self.keyboard, screen = pty.openpty()
+        self.process = subprocess.Popen(
+            [sys.executable, "-c", ON_TERMINAL, *command],
+            stdin=screen,
+            stdout=screen,
+            stderr=screen,
+            start_new_session=True,
+        )
+        os.close(screen)
+        self._said, self._reading = b"", threading.Thread(target=self._read)
+        self._reading.start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        with contextlib.suppress(ProcessLookupError):
+            # Its workers end with it.
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+        # The workers hold the terminal until they have ended.
+        self._reading.join(60)
+        os.close(self.keyboard)
+
+    def _read(self):
+        with contextlib.suppress(OSError):  # Linux raises it when the other end is closed
+            while piece := os.read(self.keyboard, 4096):
+                self._said += piece
+
+    def type(self, key):
+        os.write(self.keyboard, key)
+
+    def signal(self, number):
+        """To this process alone."""
+        os.kill(self.process.pid, number)
+
+    def lines(self):
+        """What was said until the end."""
+        self._reading.join(60)
+        assert not self._reading.is_alive()
+        return [line for line in self._said.decode().replace("^C", "").splitlines() if line]
+
+
+def launched(tmp_path, code):
     script = tmp_path / "script.py"
-    script.write_text(WAITS.replace("while True:", "try:\n  while True:") + SAVES)
-    command = [sys.executable, "-m", "gossamer", "launch", "--workers", "2", "--grace", "600", str(script)]
-    pid, terminal = pty.fork()
-    if pid == 0:
-        os.execv(command[0], [*command, str(tmp_path)])
-    wait_for([tmp_path / f"joined-{rank}" for rank in range(2)])
-    os.write(terminal, b"\x03")
-    wait_for([tmp_path / f"saved-{rank}" for rank in range(2)])
-    os.write(terminal, b"\x03")
-    said = b""
-    with contextlib.suppress(OSError):  # Linux raises it when the other end is closed
-        while piece := os.read(terminal, 4096):
-            said += piece
-    os.close(terminal)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 130
-    lines = [line for line in said.decode().replace("^C", "").splitlines() if line]
+    script.write_text(code)
+    return Terminal("-m", "gossamer", "launch", "--workers", "2", "--grace", "600", str(script), str(tmp_path))
+
+
+@pytest.mark.parametrize("stop", ["Ctrl-C", "SIGINT"])
+def test_ctrl_c_in_a_terminal_lets_a_script_save_something_and_a_second_one_kills(tmp_path, stop):
+    """SIGINT that is sent to the launcher alone, as by an editor's button, does the same."""
+    with launched(tmp_path, WAITS.replace("while True:", "try:\n  while True:") + SAVES) as terminal:
+        interrupt = partial(terminal.type, b"\x03") if stop == "Ctrl-C" else partial(terminal.signal, signal.SIGINT)
+        wait_for(lambda: all((tmp_path / f"joined-{rank}").exists() for rank in range(2)))
+        interrupt()
+        wait_for(lambda: all((tmp_path / f"saved-{rank}").exists() for rank in range(2)))
+        interrupt()
+        assert terminal.process.wait(120) == 130
+        lines = terminal.lines()
     assert lines == [
         "gossamer: stopping: the workers have 600 s to end; a second Ctrl-C kills them",
         "gossamer: stopped",
     ]
+
+
+COUNTS = """
+import os, pathlib, sys, time
+import torch
+import gossamer
+
+model = torch.nn.Linear(4, 1)
+swarm = gossamer.join(model, torch.optim.SGD(model.parameters(), lr=0.01), method="gossip")
+folder = pathlib.Path(sys.argv[1])
+(folder / f"pid-{swarm.rank}.part").write_text(str(os.getpid()))
+(folder / f"pid-{swarm.rank}.part").rename(folder / f"pid-{swarm.rank}")
+while not (folder / "enough").exists():
+    time.sleep(0.01)
+swarm.finish()
+"""
+
+
+def state(pid):
+    with open(f"/proc/{pid}/stat") as file:
+        return file.read().rpartition(")")[2].split()[0]
+
+
+@pytest.mark.skipif(not os.path.exists("/proc/self/stat"), reason="looks into /proc")
+def test_ctrl_z_in_a_terminal_stops_the_workers_too_and_they_go_on_with_the_launcher(tmp_path):
+    with launched(tmp_path, COUNTS) as terminal:
+        files = [tmp_path / f"pid-{rank}" for rank in range(2)]
+        wait_for(lambda: all(file.exists() for file in files))
+        pids = [terminal.process.pid, *(int(file.read_text()) for file in files)]
+        terminal.type(b"\x1a")
+        wait_for(lambda: all(state(pid) == "T" for pid in pids))
+        # As a shell does at "fg".
+        os.killpg(terminal.process.pid, signal.SIGCONT)
+        wait_for(lambda: all(state(pid) != "T" for pid in pids))
+        (tmp_path / "enough").touch()
+        assert terminal.process.wait(120) == 0
 
 
 def test_workers_end_when_their_launcher_is_killed(tmp_path):

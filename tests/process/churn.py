@@ -13,7 +13,6 @@ import os
 import random
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -23,7 +22,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from fault_checks import bound_s
 from real_workers import RealWorker, RealWorkers, Report
+from step_watch import StepWatch
 from torch import nn
 
 from gossamer.api import join
@@ -42,43 +43,23 @@ END_S = 120.0
 KEPT_LINES = 60
 
 
-def bound_s(method: str) -> float:
-    """How long a worker that is alive may stand still: if it waits for others, as long as these need to agree."""
-    return 5.0 if METHODS[method].lockstep else 2.0
-
-
 # A worker
 
 
-class Watch(threading.Thread):
-    """Writes down what all threads are at when no step has ended for too long, and how late it was itself."""
+class Watch(StepWatch):
+    """Also writes down what all threads are at when no step has ended for too long."""
 
     def __init__(self, limit_s: float, file: Any) -> None:
-        super().__init__(name="churn-watch", daemon=True)
+        super().__init__()
         self.limit_s, self.file = limit_s, file
-        self.last = time.monotonic()
-        self.starved_s = 0.0
-        """For how long this process did not run, in the gap in progress."""
+        self._dumped_for = 0.0
 
-    def stepped(self) -> tuple[float, float]:
-        """A step has ended: return how long it took, and how much of that the process did not run."""
-        now = time.monotonic()
-        gap_s, starved_s = now - self.last, self.starved_s
-        self.last, self.starved_s = now, 0.0
-        return gap_s, starved_s
-
-    def run(self) -> None:
-        dumped_for = 0.0
-        while True:
-            slept = time.monotonic()
-            time.sleep(0.05)
-            now = time.monotonic()
-            self.starved_s += max(0.0, now - slept - 0.1)
-            if now - self.last > 0.8 * self.limit_s and dumped_for != self.last:
-                dumped_for = self.last
-                self.file.seek(0)
-                self.file.truncate()
-                faulthandler.dump_traceback(self.file)
+    def ticked(self, now: float) -> None:
+        if now - self.last > 0.8 * self.limit_s and self._dumped_for != self.last:
+            self._dumped_for = self.last
+            self.file.seek(0)
+            self.file.truncate()
+            faulthandler.dump_traceback(self.file)
 
 
 def sizes() -> dict[str, float]:

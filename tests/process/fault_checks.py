@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any, TypeVar
+
 from real_workers import RealWorkers, Report
 
 from gossamer.methods import METHODS
+
+Test = TypeVar("Test", bound=Callable[..., Any])
+GOLDEN = 0.618
 
 PAIRWISE = tuple(name for name, method in METHODS.items() if method.pairwise)
 NOT_WAITING = tuple(name for name, method in METHODS.items() if not method.lockstep)
@@ -14,9 +20,25 @@ LONG = {"width": 12_500, "lr": 0.004}
 """A model of 1 MB: as long vectors do, it travels by a thread of its own, in which a worker can die."""
 
 
-def victim_of(run: int) -> int:
-    """Rank 2, or in every other run rank 0, which hosts the store."""
-    return 2 * (run % 2)
+def victim_of(method: str, run: int) -> int:
+    """Rank 2, or rank 0, which hosts the store: in one run each for half of the methods, in the next the other way."""
+    return 2 * ((EVERY.index(method) + run) % 2)
+
+
+def spread(method: str, run: int) -> float:
+    """A number between 0 and 1. Those of the methods are spread evenly, in one run and over several."""
+    return (EVERY.index(method) / len(EVERY) + run * GOLDEN) % 1
+
+
+def bound_s(method: str) -> float:
+    """How long a worker that is alive may stand still: if it waits for others, as long as these need to agree."""
+    return 5.0 if METHODS[method].lockstep else 2.0
+
+
+def once(test: Test) -> Test:
+    """Decorates a test that takes so long that it is repeated in no further run."""
+    test.once = True  # type: ignore[attr-defined]
+    return test
 
 
 def good(ends: list[Report]) -> None:

@@ -14,12 +14,25 @@ from real_workers import FORKS
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    """Each test as often as is asked for."""
-    runs = int(os.environ.get("FAULT_RUNS", "1"))
+    """Each test as often as is asked for, or once."""
+    first, runs = int(os.environ.get("FAULT_FIRST", "1")), int(os.environ.get("FAULT_RUNS", "1"))
+    if is_once(metafunc.function):
+        runs = 1
     if runs > 1 and "run" not in metafunc.fixturenames:
         metafunc.fixturenames.append("run")
     if "run" in metafunc.fixturenames:
-        metafunc.parametrize("run", range(1, runs + 1))
+        metafunc.parametrize("run", range(first, first + runs))
+
+
+def is_once(test: object) -> bool:
+    return bool(getattr(test, "once", False))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if int(os.environ.get("FAULT_FIRST", "1")) > 1:
+        again = [item for item in items if is_once(getattr(item, "function", None))]
+        items[:] = [item for item in items if item not in again]
+        config.hook.pytest_deselected(items=again)
 
 
 @pytest.fixture(scope="session", autouse=True)

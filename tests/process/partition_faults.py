@@ -12,6 +12,7 @@ from pathlib import Path
 
 import partition_script
 import pytest
+from fault_checks import once
 from real_workers import RealWorker, RealWorkers, Report
 
 from hosts import Hosts, Unavailable
@@ -87,12 +88,21 @@ def num_rebuilt(report: Report) -> int:
     return sum("the group was rebuilt" in event for event in report.get("events", ()))
 
 
+@once
+def test_all_go_on_while_two_cannot_reach_each_other_for_a_long_while(hosts: Hosts, tmp_path: Path) -> None:
+    check_all_go_on(hosts, tmp_path, "allreduce", (1, 2), seconds=95)
+
+
 @pytest.mark.parametrize("cut", [(1, 2), (0, 1)])
 @pytest.mark.parametrize("method", ["allreduce", "overlap", "lasgd"])
 def test_all_go_on_while_two_cannot_reach_each_other(
     hosts: Hosts, tmp_path: Path, method: str, cut: tuple[int, int]
 ) -> None:
     """Both reach the third. Rank 0 hosts the store."""
+    check_all_go_on(hosts, tmp_path, method, cut, seconds=0)
+
+
+def check_all_go_on(hosts: Hosts, tmp_path: Path, method: str, cut: tuple[int, int], seconds: float) -> None:
     with workers_on(hosts, tmp_path, method, compute_s=0.02) as workers:
         for worker in workers:
             worker.at("joined", LIMIT_S)
@@ -100,7 +110,10 @@ def test_all_go_on_while_two_cannot_reach_each_other(
         hosts.cut(*cut)
         for worker in workers:
             worker.until(lambda report: any("cannot reach each other" in e for e in report.get("events", ())), LIMIT_S)
+        until = time.monotonic() + seconds
         steps_more(workers, (0, 1, 2), 100)
+        while time.monotonic() < until:
+            steps_more(workers, (0, 1, 2), 10)
         rebuilt = [num_rebuilt(worker.reports[-1]) for worker in workers]
         hosts.heal(*cut)
         for worker, number in zip(workers, rebuilt, strict=True):
@@ -122,8 +135,9 @@ def test_all_go_on_while_two_cannot_reach_each_other(
         assert text in end["events"]
 
 
-def test_the_end_in_a_partition_is_said(hosts: Hosts, tmp_path: Path) -> None:
-    with workers_on(hosts, tmp_path, "allreduce") as workers:
+@pytest.mark.parametrize("method", ["allreduce", "a2cid2"])
+def test_the_end_in_a_partition_is_said(hosts: Hosts, tmp_path: Path, method: str) -> None:
+    with workers_on(hosts, tmp_path, method) as workers:
         for worker in workers:
             worker.at("joined", LIMIT_S)
             worker.step(20)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 import pickle
 import socket
+import sys
 import time
 from pathlib import Path
 
@@ -28,19 +29,27 @@ class Unpickled:
 
 def listening(pid: int) -> set[int]:
     """The ports that a process listens on."""
+    return {port for _, port in listening_at(pid)}
+
+
+def listening_at(pid: int) -> set[tuple[str, int]]:
+    """The addresses that a process listens at."""
     owned = set()
     for entry in Path(f"/proc/{pid}/fd").iterdir():
         try:
             owned.add(os.readlink(entry))
         except OSError:
             continue
-    ports = set()
-    for table in ("tcp", "tcp6"):
+    found = set()
+    for table, family in (("tcp", socket.AF_INET), ("tcp6", socket.AF_INET6)):
         for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A" and f"socket:[{fields[9]}]" in owned:
-                ports.add(int(fields[1].rsplit(":", 1)[1], 16))
-    return ports
+                address, _, port = fields[1].partition(":")
+                # Words of 32 bits, each in the byte order of this machine.
+                words = [int(address[at : at + 8], 16).to_bytes(4, sys.byteorder) for at in range(0, len(address), 8)]
+                found.add((socket.inet_ntop(family, b"".join(words)), int(port, 16)))
+    return found
 
 
 def send(port: int, payload: bytes) -> None:

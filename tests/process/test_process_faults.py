@@ -8,6 +8,7 @@ import poison_faults
 import pytest
 import slow_faults
 import stranger_faults
+from fault_checks import victim_of
 from partition_faults import hosts  # noqa: F401
 
 from hosts import Hosts
@@ -19,7 +20,8 @@ def test_killed_in_the_middle_of_an_exchange(method: str) -> None:
 
 
 def test_the_host_of_the_store_is_killed_in_the_middle_of_an_average() -> None:
-    faults.test_killed_in_the_middle_of_an_average("allreduce", run=2)
+    run = next(run for run in (1, 2) if victim_of("allreduce", run) == 0)
+    faults.test_killed_in_the_middle_of_an_average("allreduce", run)
 
 
 def test_killed_while_they_take_the_last_mean() -> None:
@@ -53,7 +55,7 @@ def test_both_sides_of_a_partition_are_averaged(hosts: Hosts, tmp_path: Path) ->
 
 
 def test_the_end_in_a_partition_is_said(hosts: Hosts, tmp_path: Path) -> None:  # noqa: F811
-    partition_faults.test_the_end_in_a_partition_is_said(hosts, tmp_path)
+    partition_faults.test_the_end_in_a_partition_is_said(hosts, tmp_path, "allreduce")
 
 
 def test_ctrl_c() -> None:

@@ -6,7 +6,10 @@ import socket
 from pathlib import Path
 
 import faults
+import join_faults
+import join_script
 import pytest
+import stranger_faults
 from real_workers import RealWorkers
 
 from gossamer.process.net.identity import Identity
@@ -17,7 +20,7 @@ from gossamer.process.store.parsing import Refusals, read_address, read_number, 
 
 
 def test_a_worker_dies_after_it_said_that_it_is_there() -> None:
-    faults.test_a_worker_dies_after_it_said_that_it_is_there("overlap", 0.25)
+    faults.test_a_worker_dies_after_it_said_that_it_is_there("overlap", run=1)
 
 
 @pytest.mark.parametrize("method", ["allreduce", "a2cid2"])
@@ -76,6 +79,29 @@ def test_a_store_listens_where_it_is_asked_to() -> None:
         socket.create_connection(("127.0.0.2", port), 5)
     socket.create_connection(("127.0.0.1", port), 5).close()
     store.listener.close()
+
+
+@pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="looks into /proc")
+def test_workers_listen_where_they_are_asked_to_and_nowhere_else(tmp_path: Path) -> None:
+    with RealWorkers(2, method="gossip", steps=100_000, until=tmp_path / "enough") as workers:
+        for worker in workers:
+            worker.step(20)
+        pids = [worker.process.pid for worker in workers]
+        addresses = [stranger_faults.listening_at(pid) for pid in pids if pid is not None]
+        (tmp_path / "enough").touch()
+        workers.finished()
+    assert [len(found) for found in addresses] == [2, 1], "the home store, and a port for each worker"
+    assert {host for found in addresses for host, _ in found} == {"127.0.0.1"}
+
+
+def test_workers_that_are_given_a_name_that_does_not_resolve_end_with_one_line() -> None:
+    order = {"method": "gossip", "ranks": {0: {"timeout": 0.5}, 1: {"timeout": 0.5}}}
+    environment = {"MASTER_ADDR": join_faults.NOWHERE}
+    with RealWorkers(2, script=join_script.run, environment=environment, **order) as workers:
+        whys = [worker.at("refused")["why"] for worker in workers]
+    for why in whys:
+        assert why.startswith(f"MASTER_ADDR '{join_faults.NOWHERE}' does not resolve (")
+        assert why.endswith("): set it to the name or address of the machine of worker 0")
 
 
 def has_ipv6() -> bool:

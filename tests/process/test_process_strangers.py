@@ -21,8 +21,9 @@ from gossamer.process.net.tls import make_tls
 
 
 @pytest.mark.parametrize("stopped", [False, True])
-def test_a_second_process_of_a_rank_is_refused(stopped: bool, tmp_path: Path) -> None:
-    order = {"method": "gossip", "steps": 100_000, "compute_s": 0.01, "until": tmp_path / "enough"}
+@pytest.mark.parametrize("method", ["gossip", "allreduce"])
+def test_a_second_process_of_a_rank_is_refused(method: str, stopped: bool, tmp_path: Path) -> None:
+    order = {"method": method, "steps": 100_000, "compute_s": 0.01, "until": tmp_path / "enough"}
     with RealWorkers(2, script=join_script.run, **order) as workers:
         for worker in workers:
             worker.at("joined", WITHIN_S)
@@ -44,8 +45,9 @@ def test_a_second_process_of_a_rank_is_refused(stopped: bool, tmp_path: Path) ->
     assert stopped or undisturbed(ends)
 
 
-def test_a_second_rank_0_is_refused(tmp_path: Path) -> None:
-    order = {"method": "gossip", "steps": 100_000, "compute_s": 0.01, "until": tmp_path / "enough"}
+@pytest.mark.parametrize("method", ["gossip", "allreduce"])
+def test_a_second_rank_0_is_refused(method: str, tmp_path: Path) -> None:
+    order = {"method": method, "steps": 100_000, "compute_s": 0.01, "until": tmp_path / "enough"}
     with RealWorkers(2, script=join_script.run, **order) as workers:
         for worker in workers:
             worker.at("joined", WITHIN_S)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import resource
 import signal
 import threading
 import time
@@ -12,14 +13,19 @@ from multiprocessing.connection import Connection
 from typing import Any
 
 import torch
+from step_watch import StepWatch
 from torch import nn
 
 from gossamer.api import join
 from gossamer.errors import InputError
 from gossamer.methods import find
+from gossamer.process.events import EventKind
 from gossamer.process.net import flows
 from gossamer.process.net.flows import Flow
 from gossamer.process.runtime import early_gradient
+
+TOLD_WEIGHTS = 40
+"""After so many steps from the end of a partition on a worker tells its weights. They fit into a pipe."""
 
 VECTOR_BYTES = 4096
 """What is as long as this is no word of the protocol."""
@@ -62,11 +68,19 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
             "events": [str(event) for event in swarm.events],
         }
     )
+    if "spare_descriptors" in order:
+        limit = max(map(int, os.listdir("/proc/self/fd"))) + 1 + order["spare_descriptors"]
+        resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
     generator = torch.Generator().manual_seed(rank)
     steps = order["steps"] if isinstance(order["steps"], int) else order["steps"][rank]
     pause_s = order.get("compute_s", 0.01)
     pause_s = pause_s if isinstance(pause_s, float) else pause_s[rank]
-    longest, last = 0.0, time.monotonic()
+    longest, watch = 0.0, StepWatch()
+    if order.get("watch"):
+        # What a busy machine adds to a step is not counted.
+        watch.start()
+    hold, hold_until = order.get("hold", (-1, None))
+    was_merged, num_told = False, 0
     for step in range(steps):
         dying.step = step
         if "until" in order and order["until"].exists():
@@ -89,8 +103,17 @@ def train(rank: int, environment: dict[str, str], order: dict[str, Any], out: Co
             next(model.parameters()).grad.fill_(order["poison"][2])
         optimizer.step()
         optimizer.zero_grad()
-        now = time.monotonic()
-        longest, last = max(longest, now - last), now
+        step_s, starved_s = watch.stepped()
+        longest = max(longest, step_s - starved_s)
+        if hold_until is not None:
+            was_merged = was_merged or any(event.kind == EventKind.MERGED for event in swarm.events)
+            if step + 1 == hold or (was_merged and num_told < TOLD_WEIGHTS):
+                num_told += was_merged
+                weights = torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+                out.send({"at": "weights", "step": step + 1, "weights": weights.tolist()})
+            while step + 1 == hold and not hold_until.exists():
+                time.sleep(0.1)
+                out.send({"at": "held", "events": [str(event) for event in swarm.events]})
         if step % 10 == 9:
             metrics = swarm.metrics()
             report = {"step": step + 1, "exchanges": metrics.exchanges, "longest": longest, "refused": metrics.refused}

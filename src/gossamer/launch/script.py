@@ -37,7 +37,10 @@ class Script:
 
 def run_script(script: Script, rank_info: RankInfo) -> int:
     """Run ``script`` as one of the workers of a launcher; return its exit code."""
-    # What a shell starts in the background, and all it starts, would not hear Ctrl-C; the launcher passes it on.
+    # The launcher passes signals on, once each: this process does not hear those of the terminal, but may write to it.
+    signal.signal(signal.SIGTTOU, signal.SIG_IGN)
+    os.setpgid(0, 0)
+    # What a shell starts in the background, and all it starts, would not hear Ctrl-C.
     signal.signal(signal.SIGINT, signal.default_int_handler)
     threading.Thread(target=_end_with_launcher, name="gossamer-launcher-watch", daemon=True).start()
     os.environ[LAUNCHER_STORE] = f"{rank_info.host}:{rank_info.port}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -58,7 +59,8 @@ def supervise(
             supervisor = _Supervisor(
                 workers, max_restarts, lambda rank: _stage(board.get(f"{FIRST_JOIN}done/{rank}")), say, grace_s
             )
-            outcome = supervisor.run(signals)
+            with _passing_on_pauses(workers):
+                outcome = supervisor.run(signals)
     finally:
         board.close()
     outcome.seconds = time.monotonic() - began
@@ -104,7 +106,7 @@ class _Supervisor:
         self._stopping = True
         self._say(f"stopping: the workers have {self._grace_s:g} s to end; a second Ctrl-C kills them")
         # A second one would end what a script does upon the first.
-        self.workers.request_stop(number, has_reached=number == signal.SIGINT and _in_foreground())
+        self.workers.request_stop(number)
 
     def _handle_failure(self, rank: int, code: int) -> None:
         """Start a worker that has failed again, if there is a use in that."""
@@ -125,18 +127,25 @@ class _Supervisor:
             self._say(f"worker {rank} died: {why}; it starts again ({number}), the others go on")
 
 
-def _in_foreground() -> bool:
-    """Return whether a terminal sends Ctrl-C to this process and to all of its group, which the workers are in."""
+@contextmanager
+def _passing_on_pauses(workers: LocalWorkers) -> Iterator[None]:
+    """Inside this block, Ctrl-Z stops the workers too, and they go on when this process does."""
+
+    def pause(*_: object) -> None:
+        workers.send_signal(signal.SIGSTOP)
+        os.kill(os.getpid(), signal.SIGSTOP)
+        workers.send_signal(signal.SIGCONT)
+
+    before = signal.getsignal(signal.SIGTSTP)
+    if before != signal.SIG_DFL:
+        # Whoever started this process does not want it to be stopped.
+        yield
+        return
+    signal.signal(signal.SIGTSTP, pause)
     try:
-        terminal = os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY)
-    except OSError:
-        return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
+        yield
     finally:
-        os.close(terminal)
+        signal.signal(signal.SIGTSTP, before)
 
 
 def _stage(published: bytes | None) -> Stage | None:

@@ -1,12 +1,14 @@
 """Starts workers as processes of this machine, and ends them.
 
 The launching process hosts the store, as torchrun's agent does. A fork server that has loaded torch forks the workers,
-so they start at once. All of them are in the launcher's process group, so Ctrl-C and Ctrl-Z in a terminal reach them.
-If the launcher is killed, the workers end too.
+so they start at once. All of them are in the launcher's process group, so Ctrl-C and Ctrl-Z in a terminal reach them,
+unless they make a group of their own: then the launcher passes signals on. If the launcher is killed, the workers end
+too.
 """
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -38,6 +40,8 @@ from gossamer.train.replica.place import ReplicaPlace, shard_prefix
 HOST = "127.0.0.1"
 
 STOP_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+TERMINAL_SIGNALS = (signal.SIGINT, signal.SIGSTOP, signal.SIGCONT)
 
 STOP_TIMEOUT_S = 20.0
 """How long workers that were asked to stop may take; then they are killed."""
@@ -209,16 +213,23 @@ class LocalWorkers:
         self.kill()
         return max(code if code in (0, 1, BAD_INPUT, 130) else 1 for code in self.exit_codes().values())
 
-    def request_stop(self, number: signal.Signals = signal.SIGTERM, *, has_reached: bool = False) -> None:
-        """Send all workers a signal to stop. ``has_reached``: it has come to them already."""
+    def request_stop(self, number: signal.Signals = signal.SIGTERM) -> None:
+        """Send all workers a signal to stop, once."""
         if self._stop_requested_at is None:
             self._stop_requested_at = time.monotonic()
-            for process in self._running():
-                assert process.pid is not None
-                if not has_reached:
+            self.send_signal(number)
+            # A stopped process does not handle signals.
+            self.send_signal(signal.SIGCONT)
+
+    def send_signal(self, number: signal.Signals) -> None:
+        """Send a signal to all workers; what a terminal sends goes to a worker's process group, if it leads one."""
+        for process in self._running():
+            assert process.pid is not None
+            with contextlib.suppress(ProcessLookupError):
+                if number in TERMINAL_SIGNALS and os.getpgid(process.pid) == process.pid:
+                    os.killpg(process.pid, number)
+                else:
                     os.kill(process.pid, number)
-                # A stopped process does not handle signals.
-                os.kill(process.pid, signal.SIGCONT)
 
     def stop_timed_out(self, after_s: float = STOP_TIMEOUT_S) -> bool:
         requested = self._stop_requested_at

@@ -91,11 +91,7 @@ class ReplicaSteps:
         session.barrier()
         own = [session.guarded(partial(self._half_ring_s, size)) for size in sizes]
         small_s, large_s = (statistics.median(times) for times in zip(*session.share("inside", own), strict=True))
-        # On a busy machine the shorter message may take longer.
-        per_byte_s = (large_s - small_s) / (sizes[1] - sizes[0]) if large_s > small_s else large_s / sizes[1]
-        per_byte_s *= ranks / (ranks - 1)
-        latency_s = max(0.0, small_s / (ranks - 1) - per_byte_s * sizes[0] / ranks)
-        return Link(1 / per_byte_s, latency_s)
+        return ring_link(ranks, sizes, (small_s, large_s))
 
     def _half_ring_s(self, size_bytes: int) -> float:
         """Return the time of an all-gather or a reduce-scatter: FSDP2's mean, or half of DDP's all-reduce."""
@@ -120,3 +116,12 @@ class ReplicaSteps:
 
     def close(self) -> None:
         self.rank.close()
+
+
+def ring_link(ranks: int, sizes_bytes: tuple[int, int], times_s: tuple[float, float]) -> Link:
+    """Return the link over which half a ring all-reduce of a short and of a long message takes these times."""
+    (small, large), (small_s, large_s) = sizes_bytes, times_s
+    # On a busy machine the shorter message may take longer.
+    per_byte_s = (large_s - small_s) / (large - small) if large_s > small_s else large_s / large
+    per_byte_s *= ranks / (ranks - 1)
+    return Link(1 / per_byte_s, max(0.0, small_s / (ranks - 1) - per_byte_s * small / ranks))

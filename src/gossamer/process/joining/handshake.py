@@ -136,16 +136,18 @@ class Handshake:
                     f"the store that worker {self.rank} joined does not answer any more, and no other does: "
                     "look at the output of worker 0, and start all workers again"
                 )
-            return self._publish_verdict(Verdict(failed=self._did_not_come(missing - dead)))
+            return self._publish_verdict(Verdict(failed=self._did_not_come(missing - dead, dead)))
         if wait.saying_due():
             text = f"waiting for {name_ranks(sorted(missing))} of {self.workers} workers to join"
             self.events.add(EventKind.WAITING, text)
         return None
 
-    def _did_not_come(self, missing: set[int]) -> str:
+    def _did_not_come(self, missing: set[int], dead: set[int]) -> str:
+        # Without the worker that hosted the store, others may not have found one.
+        died = f", and {name_ranks(sorted(dead))} died" if dead else ""
         return (
-            f"{name_ranks(sorted(missing))} of {self.workers} workers did not join within {self.timeout_s:.0f} s: "
-            "look at their output and start all workers, or give join a longer timeout"
+            f"{name_ranks(sorted(missing))} of {self.workers} workers did not join within {self.timeout_s:.0f} s{died}"
+            ": look at their output and start all workers, or give join a longer timeout"
         )
 
     def _decide(self, missing: set[int]) -> Verdict | None:

@@ -37,6 +37,10 @@ RETRY_S = 0.2
 CONNECT_TIMEOUT_S = 5.0
 """How long one attempt to connect to the store may take."""
 
+RESOLVE_LIMIT_S = 40.0
+"""How long a name that does not resolve is tried: longer than the name server of a cluster remembers that it does not
+know a name (30 s), and much shorter than machines may take to start."""
+
 ANSWER_TIMEOUT_S = 30.0
 """How long what accepts connections may take to answer as a store does."""
 
@@ -127,6 +131,7 @@ class HomeStoreWait:
     def until_resolved(self) -> None:
         """Wait until the host has an address. A cluster's name server may learn it late; a typing error it never."""
         host, port = self.address
+        limit_s = min(self.timeout_s, RESOLVE_LIMIT_S)
         while True:
             try:
                 socket.getaddrinfo(host, port)
@@ -134,8 +139,8 @@ class HomeStoreWait:
                 return
             except OSError as error:
                 cause = f"MASTER_ADDR {host!r} does not resolve ({error.strerror or error})"
-                self._say(f"{cause}: trying for {self.timeout_s:.0f} s")
-                self._check_time(f"{cause}: set it to the name or address of the machine of worker 0")
+                self._say(f"{cause}: trying for {limit_s:.0f} s")
+                self._check_time(f"{cause}: set it to the name or address of the machine of worker 0", limit_s)
             time.sleep(RETRY_S)
 
     def until_hosted(self, on_refused: Callable[[str], None]) -> HostedStore:
@@ -259,8 +264,8 @@ class HomeStoreWait:
             self._said = True
             self._on_wait(text)
 
-    def _check_time(self, text: str) -> None:
-        if time.monotonic() - self._began > self.timeout_s:
+    def _check_time(self, text: str, limit_s: float | None = None) -> None:
+        if time.monotonic() - self._began > (self.timeout_s if limit_s is None else limit_s):
             raise InputError(text)
 
 
