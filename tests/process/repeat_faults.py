@@ -26,10 +26,11 @@ SETTINGS = "[pytest]\nfilterwarnings = error\nxfail_strict = true\n"
 def run_tests(folder: Path, chosen: argparse.Namespace, runs: int) -> bool:
     """Run the chosen tests, each so often; return whether all have passed. No process is left when this returns."""
     folder.mkdir(parents=True)
-    settings, log, ready = folder / "pytest.ini", folder / "log", folder / "ready"
+    settings, log, ready, figures = (folder / name for name in ("pytest.ini", "log", "ready", "figures"))
     settings.write_text(SETTINGS)
     ready.mkdir()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "FAULT_RUNS": str(runs), "FAULT_READY": str(ready)}
+    environment["FAULT_FIGURES"] = str(figures)
     paths = [str(ROOT / "src"), str(ROOT / "benchmarks"), str(HERE), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     command = [sys.executable, "-m", "pytest", "-c", str(settings), f"--rootdir={ROOT}", "-p", "no:cacheprovider"]
@@ -49,6 +50,8 @@ def run_tests(folder: Path, chosen: argparse.Namespace, runs: int) -> bool:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+    if figures.exists():
+        print("\n".join(sorted(figures.read_text().splitlines())))
     text = log.read_text(errors="replace").splitlines()
     if not passed:
         print("\n".join(line for line in text if not line.startswith(("[W", "[E", "frame #")))[-20_000:])
