@@ -31,6 +31,7 @@ PUBLIC = {
     "compress",
     "effects",
     "join",
+    "load_mean",
     "simulate",
     "testing",
 }

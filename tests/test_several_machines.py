@@ -1,14 +1,20 @@
 """The manifests in the docs set what a worker reads."""
 
+import contextlib
 import os
 import re
+import shutil
+import signal
+import subprocess
+import sys
 from pathlib import Path
 
+import torch.distributed.run as torchrun
 import yaml
 
 import gossamer
 from gossamer.process.replica.place import parse_address
-from gossamer.process.store.rank_info import find_rank_info
+from gossamer.process.store.rank_info import find_rank_info, free_port
 
 PAGE = (Path(__file__).parents[1] / "docs" / "several-machines.md").read_text(encoding="utf-8")
 
@@ -72,17 +78,96 @@ def test_the_slurm_script_of_replicas_says_which_one_a_task_is(monkeypatch):
     assert (replica.index, replica.count, parse_address(replica.address)) == (3, 4, ("host0", 29400))
 
 
-def test_the_kubernetes_container_of_replicas_says_which_one_a_pod_is(monkeypatch):
-    container = yaml.safe_load(block("name: replica"))
-    service, job = yaml.safe_load_all(block("apiVersion"))
-    environment = {entry["name"]: entry for entry in container["env"]}
-    index = environment.pop("REPLICA")["valueFrom"]["fieldRef"]["fieldPath"]
-    assert index == "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-    monkeypatch.setenv("REPLICA", "2")
-    for name, entry in environment.items():
-        monkeypatch.setenv(name, entry["value"])
-    assert os.environ["TORCH_DISABLE_SHARE_RDZV_TCP_STORE"] == "1"
+EXAMPLES = Path(__file__).parents[1] / "examples"
+KUBERNETES = EXAMPLES / "kubernetes-replicas.yaml"
+INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+
+
+def replicas_manifest():
+    return tuple(yaml.safe_load_all(KUBERNETES.read_text(encoding="utf-8")))
+
+
+def pod_environment(container, index, secret):
+    """What Kubernetes sets in the container of the pod with this index."""
+    found = {}
+    for entry in container["env"]:
+        source = entry.get("valueFrom", {})
+        if "fieldRef" in source:
+            assert source["fieldRef"]["fieldPath"] == INDEX
+            found[entry["name"]] = str(index)
+        elif "secretKeyRef" in source:
+            found[entry["name"]] = secret
+        else:
+            found[entry["name"]] = entry["value"]
+    return found
+
+
+def test_the_kubernetes_manifest_of_replicas_is_complete(monkeypatch):
+    service, job = replicas_manifest()
+    assert [(each["apiVersion"], each["kind"]) for each in (service, job)] == [("v1", "Service"), ("batch/v1", "Job")]
+    pod = job["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    assert service["spec"]["clusterIP"] == "None"
+    assert service["spec"]["publishNotReadyAddresses"] is True
+    assert service["spec"]["selector"].items() <= pod["metadata"]["labels"].items()
+    assert pod["spec"]["subdomain"] == service["metadata"]["name"]
+    assert job["spec"]["completionMode"] == "Indexed"
+    assert pod["spec"]["restartPolicy"] == "OnFailure"
+    mounts = {mount["name"] for mount in container["volumeMounts"]}
+    assert mounts == {volume["name"] for volume in pod["spec"]["volumes"]}
+    given = torchrun.get_args_parser().parse_args([*container["command"][1:], *container["args"]])
+    assert (container["command"][0], given.standalone, given.training_script) == ("torchrun", True, "examples/llm.py")
+    assert int(given.nproc_per_node) == container["resources"]["limits"]["nvidia.com/gpu"]
+    # The command that makes the secret makes the one that the pods read.
+    created = re.search(r"kubectl create secret generic (\S+) --from-literal=(\S+)=", KUBERNETES.read_text())
+    (entry,) = (entry for entry in container["env"] if entry["name"] == "GOSSAMER_SECRET")
+    assert entry["valueFrom"]["secretKeyRef"] == {"name": created[1], "key": created[2]}
+    sources = [*(EXAMPLES.parent / "src").rglob("*.py"), EXAMPLES / "llm.py"]
+    code = "".join(path.read_text(encoding="utf-8") for path in sources)
+    environment = pod_environment(container, 3, "secret")
+    for name, value in environment.items():
+        assert re.search(rf"\b{name}\b", code), f"nothing reads {name}"
+        monkeypatch.setenv(name, value)
     replica = replica_of_the_script()
-    assert (replica.index, replica.count) == (2, job["spec"]["completions"])
-    host, _ = parse_address(replica.address)
+    assert (replica.index, replica.count) == (3, job["spec"]["completions"])
+    assert job["spec"]["completions"] == job["spec"]["parallelism"]
+    host, port = parse_address(replica.address)
     assert host == f"{job['metadata']['name']}-0.{service['metadata']['name']}"
+    assert port == service["spec"]["ports"][0]["port"]
+
+
+def test_the_container_of_the_kubernetes_manifest_trains(tmp_path):
+    """Two of its pods, here: with two ranks on CPUs each, and a small model."""
+    _, job = replicas_manifest()
+    (container,) = job["spec"]["template"]["spec"]["containers"]
+    (tmp_path / "examples").mkdir()
+    shutil.copy(EXAMPLES / "llm.py", tmp_path / "examples")
+    (tmp_path / "text.txt").write_text("".join(f"{number} times two is {2 * number}.\n" for number in range(400)))
+    assert "--nproc-per-node=8" in container["command"]
+    command = ["--nproc-per-node=2" if word.startswith("--nproc") else word for word in container["command"]]
+    small = ["--steps=10", "--layers=1", "--width=32", "--heads=2", "--context=16"]
+    here = {"REPLICAS": "2", "REPLICAS_AT": f"127.0.0.1:{free_port()}", "OMP_NUM_THREADS": "1"}
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    python = {"PATH": path, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    pods = []
+    try:
+        for index in range(2):
+            environment = {**pod_environment(container, index, "0123456789abcdef" * 4), **here, **python}
+            with (tmp_path / f"pod-{index}.log").open("wb") as log:
+                words = [*command, *container["args"], *small]
+                pods.append(
+                    subprocess.Popen(
+                        words, cwd=tmp_path, env=environment, stdout=log, stderr=log, start_new_session=True
+                    )
+                )
+        codes = [pod.wait(150) for pod in pods]
+    finally:
+        for pod in pods:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(pod.pid, signal.SIGTERM)
+            pod.wait(60)
+    output = [(tmp_path / f"pod-{index}.log").read_text() for index in range(2)]
+    assert codes == [0, 0], output
+    losses = re.findall(r"^rank (\d): loss on held-out text ([0-9.]+)", "\n".join(output), re.MULTILINE)
+    assert sorted(rank for rank, _ in losses) == ["0", "1", "2", "3"]
+    assert len({loss for _, loss in losses}) == 1

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from gossamer.process.net.tls import TlsFiles
     from gossamer.process.replica.place import Replica
     from gossamer.process.runtime.swarm import Swarm
+    from gossamer.process.state.mean_checkpoint import load_mean
     from gossamer.results import Point, Spread, WorkerPoint
     from gossamer.tasks import Task
     from gossamer.topology import Topology
@@ -47,6 +48,7 @@ __all__ = [
     "compress",
     "effects",
     "join",
+    "load_mean",
     "simulate",
     "testing",
 ]
@@ -61,6 +63,7 @@ _EXPORTS = {
     "gossamer.process.net.tls": ("TlsFiles",),
     "gossamer.process.replica.place": ("Replica",),
     "gossamer.process.runtime.swarm": ("Swarm",),
+    "gossamer.process.state.mean_checkpoint": ("load_mean",),
     "gossamer.results": ("Point", "Spread", "WorkerPoint"),
     "gossamer.tasks": ("Task",),
     "gossamer.topology": ("Topology",),

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, TypeVar
 
 from real_workers import RealWorkers, Report
@@ -53,3 +55,11 @@ def newest_steps(workers: RealWorkers, ranks: list[int]) -> list[int]:
         while workers[rank].waiting():
             workers[rank].next()
     return [workers[rank].reports[-1]["step"] for rank in ranks]
+
+
+def measured(text: str) -> None:
+    """Say what a test has measured: ``make faults`` prints these lines when the tests have ended."""
+    if "FAULT_FIGURES" in os.environ:
+        with Path(os.environ["FAULT_FIGURES"]).open("a") as figures:
+            figures.write(f"{text}\n")
+    print(text)

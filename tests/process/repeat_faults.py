@@ -46,11 +46,12 @@ def run_tests(folder: Path, chosen: argparse.Namespace, first: int, runs: int) -
     ``first``: the number of the first of these runs.
     """
     folder.mkdir(parents=True)
-    settings, log, ready = folder / "pytest.ini", folder / "log", folder / "ready"
+    settings, log, ready, figures = (folder / name for name in ("pytest.ini", "log", "ready", "figures"))
     settings.write_text(SETTINGS)
     ready.mkdir()
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "FAULT_READY": str(ready)}
     environment |= {"FAULT_FIRST": str(first), "FAULT_RUNS": str(runs)}
+    environment["FAULT_FIGURES"] = str(figures)
     paths = [str(ROOT / "src"), str(ROOT / "benchmarks"), str(HERE), environment.get("PYTHONPATH", "")]
     environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
     command = [sys.executable, "-m", "pytest", "-c", str(settings), f"--rootdir={ROOT}", "-p", "no:cacheprovider"]
@@ -71,6 +72,8 @@ def run_tests(folder: Path, chosen: argparse.Namespace, first: int, runs: int) -
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+    if figures.exists():
+        print("\n".join(sorted(figures.read_text().splitlines())))
     text = log.read_text(errors="replace").splitlines()
     skips = count_skips(text)
     for why, number in skips.items():

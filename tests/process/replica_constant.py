@@ -70,7 +70,12 @@ def train_constant(
     last = own.get("last")
     while True:
         inputs = torch.randn(BATCH, 6)
-        nn.functional.mse_loss(parallel(inputs), inputs[:, :4]).backward()
+        try:
+            nn.functional.mse_loss(parallel(inputs), inputs[:, :4]).backward()
+        except RuntimeError:
+            # As with NCCL: its collectives do not fail when a rank has died.
+            time.sleep(own.get("hangs_s", 0.0))
+            raise
         for parameter in parallel.parameters():
             local(parameter.grad).fill_(gradient(replica, steps))
         optimizer.step()

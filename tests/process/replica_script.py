@@ -107,7 +107,7 @@ def run(rank: int, environment: dict[str, str], order: dict[str, Any], out: Conn
             outcome = train(rank, replica, own, mesh, between, out)
     except InputError as error:
         out.send({"at": "refused", "why": str(error)})
-        return
+        sys.exit(1)
     out.send({"at": "finished", **outcome})
     dist.destroy_process_group()
 

@@ -16,11 +16,12 @@ from typing import Any
 
 import torch
 
-from gossamer.effects import Pair
+from gossamer.effects import Mean, Pair
 from gossamer.process.pairwise.screening import Screening, Verdict
 from gossamer.process.replica.background import (
     COMPLETED,
     END,
+    ENDED,
     EXCHANGE,
     GO_ON,
     LOST,
@@ -31,6 +32,7 @@ from gossamer.process.replica.background import (
     Decision,
     Move,
     Moved,
+    Rebuild,
     TakeState,
     run_background,
 )
@@ -44,7 +46,7 @@ Action = Callable[[], None]
 class Rank:
     """One rank: its part of the replica's state (a ``background.Part``), its training and its background part."""
 
-    owns_membership = False
+    owns_membership = True
 
     def __init__(self, world: World, replica: int, shard: int, incarnation: int) -> None:
         self.world, self.replica, self.shard, self.incarnation = world, replica, shard, incarnation
@@ -66,6 +68,12 @@ class Rank:
         """The step that the background part waits for."""
         self.added = 0.0
         self.merged: set[int] = set()
+        self.mean: Moved | None = None
+        """What came of the collective that it is in, if the others have sent all."""
+        self.members = frozenset(range(world.method.topology.workers))
+        self.generation = 0
+        """Of the members."""
+        self.frozen_at: int | None = None
         self.over = False
         world.method.begin(self.worker)
         self.requests = run_background(self)
@@ -106,9 +114,15 @@ class Rank:
         self.needs_state, self.taken_at = False, step
 
     def freeze(self) -> None:
-        raise AssertionError("there are no collectives here")
+        assert self.frozen_at is None
+        self.frozen_at = self.worker.step
+        # All ranks of a replica give the state of one boundary.
+        frozen = [mate.frozen_at for mate in self.mates if mate.frozen_at is not None]
+        assert set(frozen) == {self.frozen_at}
 
-    thaw = freeze
+    def thaw(self) -> None:
+        assert self.frozen_at is not None
+        self.frozen_at = None
 
     # The background part
 
@@ -181,6 +195,9 @@ class World:
         self.seen: dict[tuple[int, int, int], tuple[Any, ...]] = {}
         self.num_exchanges = 0
         """Numbers of exchanges count up."""
+        self.num_means = 0
+        self.requested = [0] * shards
+        """The newest generation of members that somebody has requested, by shard."""
         self.met: dict[int, tuple[Rank, Rank]] = {}
         self.dead: set[int] = set()
         self.ranks: list[list[Rank]] = []
@@ -220,6 +237,8 @@ class World:
                 actions += self.of_decision(rank, request.effect)
             elif isinstance(request, Move | TakeState):
                 actions += self.of_move(rank, request)
+            elif isinstance(request, Rebuild):
+                actions += self.of_rebuild(rank)
             elif isinstance(request, Compare) and (rank.rows or all(mate.tells for mate in rank.mates)):
                 actions.append(partial(self.compare, rank))
         return actions
@@ -274,7 +293,61 @@ class World:
             rank.decide(Decision(EXCHANGE, peer.replica, self.num_exchanges))
             peer.decide(Decision(EXCHANGE, rank.replica, self.num_exchanges))
 
+    def of_mean(self, rank: Rank) -> list[Action]:
+        """A mean of the same rank of all replicas completes at once, and each of them learns of it later."""
+        if rank.mean is not None:
+            return [partial(self.learn, rank)]
+        if self.some_ended():
+            return [partial(rank.go_on, Moved((ENDED,)))]
+        if self.requested[rank.shard] > rank.generation or rank.members & self.dead:
+            self.requested[rank.shard] = max(self.requested[rank.shard], rank.generation + 1)
+            return [partial(rank.go_on, Moved((LOST,)))]
+        members = [self.ranks[replica][rank.shard] for replica in rank.members]
+        together = all(self.sends_mean(member) and member.generation == rank.generation for member in members)
+        return [partial(self.complete, members)] if together else []
+
+    def of_rebuild(self, rank: Rank) -> list[Action]:
+        """The same rank of all replicas alive agrees on the members, once all of them rebuild."""
+        if self.some_ended():
+            return [partial(rank.go_on, Moved((ENDED,)))]
+        self.requested[rank.shard] = max(self.requested[rank.shard], rank.generation + 1)
+        members = [ranks[rank.shard] for ranks in self.ranks if ranks[0].replica not in self.dead]
+        return [partial(self.rebuild, members)] if all(isinstance(m.request, Rebuild) for m in members) else []
+
+    def rebuild(self, members: list[Rank]) -> None:
+        replicas = frozenset(member.replica for member in members)
+        for member in members:
+            member.members, member.generation = replicas, self.requested[member.shard]
+            lost = self.random.random() < self.losses
+            member.go_on(Moved((LOST if lost else COMPLETED, float(sum(1 << replica for replica in replicas)))))
+
+    def some_ended(self) -> bool:
+        return any(rank.over for rank in self.alive())
+
+    def sends_mean(self, rank: Rank) -> bool:
+        return isinstance(rank.request, Move) and isinstance(rank.request.effect, Mean) and rank.mean is None
+
+    def complete(self, members: list[Rank]) -> None:
+        effects = [member.request.effect for member in members]
+        # Rounds count from the first one of a generation, so those of different replicas may be apart.
+        assert self.losses or len({(effect.round, effect.topic) for effect in effects}) == 1
+        mean = torch.stack([effect.vector for effect in effects]).mean(0)
+        self.num_means += 1
+        for member in members:
+            # It may complete for some and fail for others.
+            lost = self.random.random() < self.losses
+            member.mean = Moved((LOST,)) if lost else Moved((COMPLETED,), mean.clone())
+            if lost:
+                self.requested[member.shard] = max(self.requested[member.shard], member.generation + 1)
+
+    def learn(self, rank: Rank) -> None:
+        assert rank.mean is not None
+        moved, rank.mean = rank.mean, None
+        rank.go_on(moved)
+
     def of_move(self, rank: Rank, request: Move | TakeState) -> list[Action]:
+        if isinstance(request, Move) and isinstance(request.effect, Mean):
+            return self.of_mean(rank)
         decision = request.decision
         if any(self.ranks[end.replica][0] is not end or end.replica in self.dead for end in self.met[decision.number]):
             return [partial(rank.go_on, Moved((LOST,)))]
@@ -314,8 +387,8 @@ class World:
         self.ranks[replica] = []
         self.ranks[replica] += [Rank(self, replica, shard, incarnation) for shard in range(shards)]
 
-    def run(self, deaths: tuple[int, ...] = ()) -> None:
-        """Run until all background parts have ended. ``deaths``: replicas that die in the middle and come back."""
+    def run(self, deaths: tuple[int, ...] = (), comes_back: bool = True) -> None:
+        """Run until all background parts have ended. ``deaths``: replicas that die in the middle, and come back."""
         dies = {self.random.randrange(50, 400): replica for replica in deaths}
         returns = {moment + self.random.randrange(1, 200): replica for moment, replica in dies.items()}
         count = 0
@@ -326,5 +399,5 @@ class World:
             count += 1
             if count in dies:
                 self.dead.add(dies[count])
-            if count in returns:
+            if count in returns and comes_back:
                 self.revive(returns[count])

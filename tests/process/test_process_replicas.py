@@ -1,13 +1,11 @@
 """Replicas: workers of several ranks with DDP, FSDP2 or tensor parallel inside."""
 
 import math
-import re
-from pathlib import Path
 
 import pytest
 import torch
 from real_workers import RealWorkers
-from replica_script import run, run_example
+from replica_script import run
 
 from gossamer.process.store.rank_info import free_port
 
@@ -139,32 +137,3 @@ def test_a_mean_that_only_one_shard_completed_counts_for_none(dying):
         assert torch.equal(weights(reports[0]), weights(reports[1]))
         voids = [sum(report["at"] == "step" for report in ranks[rank].reports) - 8 for rank in (0, 1)]
         assert voids == [1, 1]
-
-
-LLM = Path(__file__).parents[2] / "examples" / "llm.py"
-
-
-def held_out(folder, steps, *options, count=2):
-    """The loss on held-out text of a short training, the same on all ranks."""
-    text = folder / "text.txt"
-    text.write_text("".join(f"{number} times {number} is {number**2}.\n" for number in range(400)))
-    small = ("--layers", "1", "--width", "32", "--heads", "2", "--context", "16", "--period", "4")
-    arguments = [str(text), *small, "--steps", str(steps), *options]
-    with RealWorkers(count, script=run_example, example=str(LLM), arguments=arguments) as ranks:
-        printed = "".join(report["printed"] for report in ranks.finished())
-    losses = re.findall(r"rank \d: loss on held-out text ([0-9.]+)", printed)
-    assert losses == losses[:1] * count
-    return float(losses[0])
-
-
-def test_the_llm_example_trains_and_resumes_where_it_was(tmp_path):
-    # The average that is started after step 8 arrives after step 9: the checkpoint has it in flight.
-    options = ("--checkpoint", str(tmp_path / "checkpoint"))
-    assert held_out(tmp_path, 8, *options) < 5.5  # as good as knowing nothing
-    assert held_out(tmp_path, 12, *options) == held_out(tmp_path, 12)
-
-
-def test_the_llm_example_trains_with_a_method_that_does_not_wait(tmp_path):
-    options = ("--checkpoint", str(tmp_path / "checkpoint"), "--method", "a2cid2")
-    assert held_out(tmp_path, 8, *options, count=4) < 5.5
-    assert held_out(tmp_path, 16, *options, count=4) < 5.3

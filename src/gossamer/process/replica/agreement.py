@@ -91,7 +91,7 @@ class Agreement:
 
         Otherwise StepRetry on all of them, and a new generation is requested; TrainingEnded if it has ended for one.
         """
-        result, code, ended = _attempt(act)
+        result, code, ended = self._attempt(act)
         records = set(self._exchange(code, of))
         if any(record[0] == ENDED for record in records):
             raise ended or TrainingEnded
@@ -103,7 +103,7 @@ class Agreement:
     def step(self, of: Membership, state: Parted, act: Callable[[], T]) -> T:
         """As ``whole``, for a collective of the training: memberships are rebuilt here, until they are the same."""
         state.taken_from = None
-        result, code, ended = _attempt(act)
+        result, code, ended = self._attempt(act)
         until, pause_s = time.monotonic() + AGREE_S, 0.0
         while time.monotonic() < until:
             records = self._exchange(code, of, state)
@@ -123,7 +123,7 @@ class Agreement:
                 time.sleep(pause_s)
                 pause_s = min(1.0, 2 * pause_s + 0.02)
                 of.request(of.generation + 1)
-                _, code, ended = _attempt(lambda: of.rebuild(FOREGROUND))
+                _, code, ended = self._attempt(lambda: of.rebuild(FOREGROUND))
                 code = max(code, RETRY)
         raise InputError(
             f"the ranks of this replica ({self.inner.ranks}) have parts of different states, so its weights would be "
@@ -147,12 +147,16 @@ class Agreement:
         own = torch.tensor([code, members, position, -1 if taken is None else taken, taken_at])
         return [tuple(row.tolist()) for row in self.inner.gather(own)]
 
-
-def _attempt(act: Callable[[], T]) -> tuple[list[T], int, Exception | None]:
-    """Return what ``act`` returns, in a list; what came of it; and the exception if it has ended."""
-    try:
-        return [act()], COMPLETED, None
-    except StepRetry:
-        return [], RETRY, None
-    except (TrainingEnded, Ended) as ended:
-        return [], ENDED, ended
+    def _attempt(self, act: Callable[[], T]) -> tuple[list[T], int, Exception | None]:
+        """Return what ``act`` returns, in a list; what came of it; and the exception if it has ended."""
+        try:
+            return [act()], COMPLETED, None
+        except StepRetry:
+            return [], RETRY, None
+        except (TrainingEnded, Ended) as ended:
+            return [], ENDED, ended
+        except RuntimeError:
+            if self.watch.lost:
+                # This rank has left the other replicas in the middle of it.
+                raise InputError(self.watch.lost) from None
+            raise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any
 
 import torch
@@ -57,12 +56,22 @@ class ReplicaDriver(Driver):
         assert isinstance(effects.exchanges, ReplicaExchanges)
         self._frozen, self._exchanges, self._compares = state, effects.exchanges, replica.background
         self.boundary = self._exchanges.boundary = Boundary(replica.watch, self.lifecycle, self._exchanges.give)
-        replica.watch.on_loss = partial(state.events.add, EventKind.DIED)
+        replica.watch.on_loss = self._leave_others
         replica.watch.start()
         self._merges = MergeRecorder(self.worker)
         self._resumed_at = 0
         """How many steps this worker had done when the method went on."""
         self._rebuild_until = float("inf")
+
+    # The thread that hears of a dead rank
+
+    def _leave_others(self, text: str) -> None:
+        """Another rank of this replica is dead: the other replicas need not wait until this process has ended."""
+        self.state.events.add(EventKind.DIED, text)
+        self._exchanges.close()
+        self.effects.groups.disconnect()
+        # The port at which this worker listens, and its heartbeats.
+        self._exchanges.heartbeats.store.close()
 
     # The training thread
 

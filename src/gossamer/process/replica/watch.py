@@ -2,8 +2,9 @@
 
 A rank that is lost leaves the others in a collective of the user's own parallelism, in which they may hang: NCCL waits
 for minutes. So the first rank of a replica accepts a connection of each other one. A connection that breaks without a
-word means that its rank is dead, and the first rank tells the others. Over the same connections the first rank tells
-the others what it has decided (``boundary``).
+word means that its rank is dead, and the first rank tells the others. Each leaves the other replicas at once, so that
+they do not wait for it, and has some time to end by itself. Over the same connections the first rank tells the others
+what it has decided (``boundary``).
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class ReplicaWatch:
         """``host``: the address of this machine."""
         self.inner = inner
         self.on_loss: Callable[[str], None] = lambda text: None
-        """Called once if another rank dies."""
+        """Called once if another rank dies, with what is said of it."""
         self.on_message: Callable[[str], None] = lambda message: None
         """Called in the thread of this watch with each message of the first rank."""
         self.lost = ""
@@ -151,13 +152,15 @@ class ReplicaWatch:
         """Say that a rank is lost, and end this process unless it ends by itself."""
         rank = self.inner.ranks[shard]
         text = f"rank {rank} of this replica {how}: the replica (ranks {self.inner.ranks}) is gone, and this rank ends"
-        if how == DIED:
-            self.lost = text
-            self.on_loss(text)
-        if not self._closed.wait(DIED_GRACE_S if how == DIED else LEFT_GRACE_S):
-            print(f"gossamer: {text}", file=sys.stderr, flush=True)
-            # The training thread may hang in a collective, where no exception reaches it.
-            os._exit(1)
+        try:
+            if how == DIED:
+                self.lost = text
+                self.on_loss(text)
+        finally:
+            if not self._closed.wait(DIED_GRACE_S if how == DIED else LEFT_GRACE_S):
+                print(f"gossamer: {text}", file=sys.stderr, flush=True)
+                # The training thread may hang in a collective, where no exception reaches it.
+                os._exit(1)
 
     def _tell(self, line: str, but: int | None = None) -> None:
         with self._sending:
