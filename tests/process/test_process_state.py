@@ -3,6 +3,7 @@
 import copy
 from typing import Any
 
+import merge_script
 import pytest
 import resume_script
 import torch
@@ -43,6 +44,18 @@ def test_what_is_under_way_at_the_end_is_not_lost_with_a_connection(stumbles: in
     with RealWorkers(2, script=resume_script.train, **order) as workers:
         for end in workers.finished():
             assert end["resumed"] == end["in_one_go"]
+
+
+def test_what_was_merged_stays_as_it_is_while_the_next_mean_arrives() -> None:
+    """The answer to a mean is valid until the next mean of its topic begins, and with a delay of one period that begins
+    between the merge and the step that applies it."""
+    with RealWorkers(2, script=merge_script.train, width=1024, steps=8) as workers:
+        workers.finished()
+        reports = [[report for report in worker.reports if report["at"] == "merged"] for worker in workers]
+    assert len(reports[0]) >= 3
+    for merged in zip(*reports, strict=True):
+        assert merged[0] == merged[1]
+        assert merged[0]["applied"] == merged[0]["merged"]
 
 
 @pytest.mark.parametrize("method", ["gossip", "a2cid2", "lasgd"])
