@@ -114,6 +114,9 @@ class Heartbeats:
         self._publish(Stage.RETIRED)
 
     def _publish(self, stage: Stage) -> None:
+        if self.muted:
+            # The rank is another process's: what is published about it is not this one's to say.
+            return
         self._do(lambda liveness: liveness.advance(stage))
         # For those that come later, and those that no message reaches in time.
         own = self._liveness.own

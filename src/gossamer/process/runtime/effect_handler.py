@@ -98,8 +98,9 @@ class EffectHandler:
                 if of is not self.groups.train:
                     raise StepRetry from None
                 of.rebuild(channel)
-                # This worker is alone, so the step goes on.
-                ticket.answer, ticket.done = self.answer(ticket.effect, channel, of), True
+                # This worker is alone, so the step goes on. The workers that a Shift names may have left the topology.
+                alone = Shifted(None, (), False) if isinstance(effect, Shift) else self.answer(effect, channel, of)
+                ticket.answer, ticket.done = alone, True
             finally:
                 of.waits.end(channel, completed=ticket.done)
         return ticket.answer
