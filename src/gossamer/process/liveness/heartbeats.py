@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from gossamer.process.liveness.actions import Change, Notice, Send
+from gossamer.process.liveness.actions import Change, Namesake, Notice, Send
 from gossamer.process.liveness.liveness import Liveness
 from gossamer.process.liveness.peer import BOARD_WORKERS
 from gossamer.process.liveness.records import Kind, Stage, first_record, from_bytes, to_bytes
@@ -76,6 +76,8 @@ class Heartbeats:
         self.on_change: Callable[[Liveness, set[int]], None] = lambda liveness, ranks: None
         """Called when there is news about some workers."""
         self.on_tick: Callable[[float], None] = lambda now: None
+        self.on_namesake: Callable[[Address], None] = lambda address: None
+        """Called when another live process of this worker's rank is heard of, which listens at ``address``."""
         self._follow_roster(everybody.value, self._liveness)
         everybody.on_change.append(lambda before, after: self._do(partial(self._follow_roster, after)))
 
@@ -143,6 +145,16 @@ class Heartbeats:
     def seen(self, rank: int) -> bool:
         """Return whether a heartbeat of ``rank`` has ever been seen here."""
         return self._liveness.record(rank) is not None
+
+    def counter(self, rank: int, address: Address) -> int | None:
+        """Return the heartbeats of the process of ``rank`` that listens at ``address``, so far.
+
+        None if it is dead, has no place among the workers any more, or nothing is known of it.
+        """
+        record = self._liveness.record(rank)
+        if record is None or record.address != address or rank in self.lost or (rank == self.rank and self.muted):
+            return None
+        return record.heartbeats if rank == self.rank else self._liveness.peers[rank].heartbeats
 
     @property
     def all_seen(self) -> bool:
@@ -245,6 +257,8 @@ class Heartbeats:
         for action in actions:
             if isinstance(action, Send):
                 self._send(action)
+            elif isinstance(action, Namesake):
+                self.on_namesake(action.address)
             elif action.change == Change.CAME:
                 self.everybody.learn_came([action.rank])
             elif action.change == Change.RETIRED:

@@ -23,9 +23,9 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from gossamer.process.liveness.actions import Change, Notice, Send
+from gossamer.process.liveness.actions import Change, Namesake, Notice, Send
 from gossamer.process.liveness.news import MAX_RECORDS, News
-from gossamer.process.liveness.peer import MAX_PINGS, NEVER, Peer, Timing
+from gossamer.process.liveness.peer import MAX_PINGS, NEVER, OwnRank, Peer, Timing
 from gossamer.process.liveness.reachability import Reachability
 from gossamer.process.liveness.records import Kind, Message, Record, Stage, first_record
 from gossamer.process.liveness.ring import Ring
@@ -51,10 +51,11 @@ class Liveness:
         """Workers that have left for good: what is said about them is ignored."""
         self.all_seen = False
         """Every worker has been heard of: one that was not is dead, not starting."""
-        self.actions: list[Send | Notice] = []
+        self.actions: list[Send | Notice | Namesake] = []
         self.changed: set[int] = set()
         """Workers about which there is news; whoever drives this machine empties it."""
         self.reachability = Reachability(self.peers, self.timing)
+        self._own_rank = OwnRank()
         self._seed = f"{seed}/{own.rank}/{own.process}"
         self._ticked_at = now
         self._gossip_at = now
@@ -196,11 +197,13 @@ class Liveness:
         """Take a record over if it is newer than what is known; return whether others have to know it at once."""
         rank = record.rank
         if rank == self.own.rank:
-            if record.process > self.own.process:
-                # Of an earlier process of this rank, on a machine whose clock is ahead.
-                self._change(process=record.process + 1)
-                return True
-            return False
+            # Of an earlier process of this rank, on a machine whose clock is ahead, or of one that lives too.
+            if self._own_rank.is_alive(record, self.own):
+                self.actions.append(Namesake(record.address))
+            if not self._own_rank.must_raise(record, self.own, now):
+                return False
+            self._change(process=record.process + 1)
+            return True
         if rank not in self.peers and not self._know(rank, now):
             return False
         peer = self.peers[rank]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gossamer.process.liveness.records import Record, Stage
+from gossamer.process.net.connection import Address
 
 NEVER = float("-inf")
 
@@ -18,6 +19,9 @@ MAX_PINGS = 4
 ALIVE_COUNTS = 5
 """A dead worker that others have heard of is alive again if its counter has moved this far: less may have been on its
 way when it died."""
+
+RAISE_S = 1.0
+"""How often a worker raises its number above that of one and the same other process of its rank."""
 
 
 @dataclass(frozen=True)
@@ -115,3 +119,28 @@ class Peer:
         if self.refused_at > self.moved_at or silent_s > timing.hung_s:
             return True
         return now - max(moved_at, self.answered_at, self.suspected_at) > timing.dead_s
+
+
+class OwnRank:
+    """What a worker hears of other processes of its own rank: it takes a higher number than theirs."""
+
+    def __init__(self) -> None:
+        self._address: Address | None = None
+        """Of the one above which this worker has raised its number last."""
+        self._raised_at = NEVER
+
+    def must_raise(self, record: Record, own: Record, now: float) -> bool:
+        """Return whether to take a higher number than that of ``record``, which is of this worker's rank."""
+        # Two live processes would raise theirs above each other without end, and each time all others take one of them
+        # for the successor of the other.
+        if record.process <= own.process or (self._is_last(record) and now - self._raised_at < RAISE_S):
+            return False
+        self._address, self._raised_at = record.address, now
+        return True
+
+    def is_alive(self, record: Record, own: Record) -> bool:
+        """Return whether the process of ``record`` is alive: only such a one raises its number above the own one."""
+        return self._is_last(record) and record.process > own.process and record.address != own.address
+
+    def _is_last(self, record: Record) -> bool:
+        return record.address == self._address

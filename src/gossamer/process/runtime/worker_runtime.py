@@ -43,6 +43,7 @@ from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.staging import Staging
 from gossamer.process.runtime.worker_state import WorkerState
 from gossamer.process.store.addresses import local_address
+from gossamer.process.store.claim_watch import ClaimWatch
 from gossamer.process.store.parsing import Refusals, read_time
 from gossamer.process.store.rank_claim import RankClaim
 from gossamer.process.store.rank_info import START_TIMEOUT_S, RankInfo
@@ -120,10 +121,12 @@ class WorkerRuntime:
         if rank_info.workers > 1 and not rank_info.secret and not is_loopback(rank_info.host):
             events.add(EventKind.UNPROTECTED, NO_SECRET)
         listener = self.store.listen(local_address(rank_info.host))
-        self._claim = RankClaim(self.store, listener.address)
+        self._claim = RankClaim(self.store, listener.address, lambda: len(self.everybody))
         self.refusals = Refusals(refused)
         self.addresses = WorkerAddresses(self.rank, listener.address, self.store, self.refusals)
         self.heartbeats = Heartbeats(self.rank, self.everybody, self.store, self.addresses)
+        self._claim_watch = ClaimWatch(self._claim, self.heartbeats.counter, self._end_as_second)
+        self.heartbeats.on_namesake = self._claim_watch.hear_of_namesake
         self.roster_store = RosterStore(self.store, self.everybody, self.refusals)
         history = self.state.history
         self.heartbeats.own_progress = lambda: Progress(history.steps, history.busy_s)
@@ -215,6 +218,7 @@ class WorkerRuntime:
             self._come_back()
             self._joined = True
         train.cancelled = lambda: False
+        self.driver.raise_background_error()
         self._agree_on_start()
         self.heartbeats.all_seen = True
 
@@ -301,8 +305,12 @@ class WorkerRuntime:
         try:
             self._republish()
         except InputError as error:
-            self.heartbeats.muted = True
-            self.driver.fail(error)
+            self._end_as_second(error)
+
+    def _end_as_second(self, error: InputError) -> None:
+        """Another live process has this rank: say nothing any more; the next step raises ``error``."""
+        self.heartbeats.muted = True
+        self.driver.fail(error)
 
     def _poll(self) -> None:
         """Maintain the connections. Runs in the heartbeat thread, ten times a second."""
@@ -310,6 +318,7 @@ class WorkerRuntime:
         parts = self.exchanges.poll, self.groups.poll, self.peer_watch.poll, self._policy.poll, self.roster_store.poll
         for poll in parts:
             poll()
+        self._claim_watch.poll()
         if self.method.pairwise and not self.method.lockstep:
             # Nobody has to agree: an edge is there once both ends know that they are neighbours.
             self.state.follow(self.everybody.value)

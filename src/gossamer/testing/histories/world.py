@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from gossamer.process.liveness.actions import Send
+from gossamer.process.liveness.actions import Notice, Send
 from gossamer.process.liveness.peer import BOARD_WORKERS, Timing
 from gossamer.process.liveness.records import Stage, first_record
 from gossamer.process.state.lineage import ViewId
@@ -280,7 +280,7 @@ class World:
                 for action in actions:
                     if isinstance(action, Send):
                         self.delivery.send(process, action.ranks, action.message)
-                    else:
+                    elif isinstance(action, Notice):
                         self.invariants.check_notice(process, action)
             if machine.changed:
                 changed, machine.changed = machine.changed, set()
