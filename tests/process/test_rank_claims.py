@@ -237,3 +237,5 @@ def test_a_second_process_that_cannot_reach_the_first_is_refused(hosts: Hosts, t
     assert "cannot be reached from here, but others hear it" in why["why"]
     assert ends[0]["weights"] == ends[1]["weights"]
     assert not any("is back" in event or "died" in event for event in ends[0]["events"])
+    # Each says once that it listens where strangers may come.
+    assert [sum("not authenticated" in event for event in end["events"]) for end in ends] == [1, 1]

@@ -31,3 +31,5 @@ class Metrics:
     """Parts of messages that were encoded on the wire and could not be decoded: they had no effect."""
     refused: int = 0
     """Messages that were not finite or absurdly large."""
+    refused_connections: int = 0
+    """Connections that were refused: whoever made them does not belong to the run, or did not greet in time."""
