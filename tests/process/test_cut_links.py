@@ -1,11 +1,21 @@
 """Links that are cut though both of their ends are alive: who notices, and who is in a view with whom."""
 
-import pytest
+import threading
+from types import SimpleNamespace
 
+import pytest
+import torch
+
+from gossamer.api import join
+from gossamer.errors import InputError
+from gossamer.process.events import EventKind, Events
+from gossamer.process.lifecycle import Lifecycle, Phase
 from gossamer.process.liveness.peer import Peer, Timing
 from gossamer.process.liveness.reachability import MAX_ASKED, Reachability
 from gossamer.process.liveness.records import first_record
-from gossamer.process.views.grouping import Grouping, divide
+from gossamer.process.runtime.partition_policy import CONTINUE, MAJORITY, PartitionPolicy
+from gossamer.process.views import grouping as views_grouping
+from gossamer.process.views.grouping import WHOLE, Division, Grouping, divide
 
 TIMING = Timing()
 
@@ -39,10 +49,84 @@ def test_the_dead_are_in_no_group() -> None:
     dead: set[int] = set()
     grouping = Grouping(0, range(3), dead.__contains__)
     grouping.hear(1, (2,))
-    assert (grouping.groups, grouping.apart, grouping.cut_links()) == ([[0, 1], [2]], {2}, [(1, 2)])
+    grouping.renew()
+    assert grouping.division == ([[0, 1], [2]], [(1, 2)], {2})
     dead.add(1)
     grouping.renew()
-    assert (grouping.groups, grouping.apart, grouping.cut_links()) == ([], frozenset(), [])
+    assert grouping.division == WHOLE
+
+
+def test_workers_are_divided_once_for_each_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many workers only those are looked at whose links are cut."""
+    divided: list[int] = []
+    monkeypatch.setattr(
+        views_grouping, "divide", lambda ranks, unreachable: divided.append(1) or divide(ranks, unreachable)
+    )
+    grouping = Grouping(0, range(2000), lambda rank: False)
+    for _ in range(50):
+        grouping.hear(1, (1998, 1999))
+        grouping.hear(2, (1999,))
+        grouping.renew()
+    assert len(divided) == 1
+    assert grouping.division.links == [(1, 1998), (1, 1999), (2, 1999)]
+    assert grouping.division.groups[1:] == [[1998, 1999]]
+    grouping.hear(2, ())
+    grouping.hear(1, ())
+    grouping.renew()
+    assert grouping.division == WHOLE
+
+
+def test_what_is_said_of_cut_links_is_of_one_moment() -> None:
+    """The loop may divide the workers anew between two looks at them."""
+
+    class Changing:
+        """Whole when it is looked at again."""
+
+        looks = 0
+
+        @property
+        def division(self) -> Division:
+            self.looks += 1
+            return Division([[0, 1], [2]], [(1, 2)], frozenset({2})) if self.looks == 1 else WHOLE
+
+        groups = property(lambda self: self.division.groups)
+
+        def cut_links(self) -> list[tuple[int, int]]:
+            return [(1, 2)]
+
+    events = Events(0)
+    heartbeats = SimpleNamespace(everybody=range(3), lost=frozenset())
+    PartitionPolicy(CONTINUE, heartbeats, Changing(), events, Lifecycle()).poll()  # type: ignore[arg-type]
+    (event,) = events
+    assert "workers 1 and 2 cannot reach each other" in str(event)
+
+
+def test_a_pause_ends_with_the_training() -> None:
+    heartbeats = SimpleNamespace(everybody=range(3), lost=frozenset({1, 2}))
+    grouping, lifecycle, events = Grouping(0, range(3), {1, 2}.__contains__), Lifecycle(), Events(0)
+    policy = PartitionPolicy(MAJORITY, heartbeats, grouping, events, lifecycle)  # type: ignore[arg-type]
+    threading.Timer(0.2, lambda: lifecycle.advance(Phase.STOPPED)).start()
+    waiting = threading.Thread(target=policy.wait, daemon=True)
+    waiting.start()
+    waiting.join(30)
+    assert not waiting.is_alive()
+    assert [event.kind for event in events] == [EventKind.PAUSED]
+
+
+def test_an_error_ends_a_pause_and_is_raised() -> None:
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    swarm = join(model, optimizer, method="allreduce", partition="majority")
+    swarm._runtime._policy.may_train = lambda: False  # type: ignore[method-assign]
+    failed = InputError("rank 0 was given to two processes")
+    threading.Timer(0.2, lambda: swarm._runtime.driver.fail(failed)).start()
+    try:
+        model(torch.ones(1)).sum().backward()
+        with pytest.raises(InputError, match="given to two"):
+            optimizer.step()
+        assert swarm.metrics().steps == 0
+    finally:
+        swarm.close()
 
 
 class Peers:

@@ -49,8 +49,9 @@ class PartitionPolicy:
 
     def poll(self) -> None:
         """Say which workers cannot reach each other, if that has changed. Runs in the heartbeat thread."""
-        groups, pairs = self._grouping.groups, self._grouping.cut_links()
-        text = cut_text(groups, pairs) if groups and pairs else ""
+        # Once: the loop replaces it meanwhile.
+        groups, links, _ = self._grouping.division
+        text = cut_text(groups, links) if links else ""
         if text and text != self._said:
             self._events.add(EventKind.CUT, text, groups[-1][0])
         self._said = text
