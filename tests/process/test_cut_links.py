@@ -11,7 +11,7 @@ from gossamer.errors import InputError
 from gossamer.process.events import EventKind, Events
 from gossamer.process.lifecycle import Lifecycle, Phase
 from gossamer.process.liveness.peer import Peer, Timing
-from gossamer.process.liveness.reachability import MAX_ASKED, Reachability
+from gossamer.process.liveness.reachability import MAX_PROBED, Reachability
 from gossamer.process.liveness.records import first_record
 from gossamer.process.runtime.partition_policy import CONTINUE, MAJORITY, PartitionPolicy
 from gossamer.process.views import grouping as views_grouping
@@ -154,7 +154,7 @@ class Peers:
 def test_a_worker_that_is_heard_of_and_does_not_answer_cannot_be_reached() -> None:
     peers = Peers()
     assert not peers.go_on(5.0, moves=True, answers=False), "nobody waits for it"
-    peers.reachability.ask([1], peers.now)
+    peers.reachability.probe([1], peers.now)
     assert peers.go_on(TIMING.cut_s - 0.1, moves=True, answers=False)
     assert peers.reachability.unreachable == ()
     peers.go_on(0.2, moves=True, answers=False)
@@ -170,7 +170,7 @@ def test_a_worker_that_is_heard_of_and_does_not_answer_cannot_be_reached() -> No
 
 def test_a_worker_that_stands_still_is_no_cut_link() -> None:
     peers = Peers()
-    peers.reachability.ask([1], peers.now)
+    peers.reachability.probe([1], peers.now)
     peers.go_on(3.0, moves=False, answers=False)
     # It goes on, and others hear of it first.
     peers.go_on(TIMING.cut_s - 0.3, moves=True, answers=False)
@@ -179,25 +179,25 @@ def test_a_worker_that_stands_still_is_no_cut_link() -> None:
     assert not peers.go_on(1.0, moves=True, answers=True), "it has answered"
 
 
-def test_who_stood_still_itself_asks_again() -> None:
+def test_who_stood_still_itself_probes_again() -> None:
     peers = Peers()
-    peers.reachability.ask([1], peers.now)
+    peers.reachability.probe([1], peers.now)
     peers.go_on(1.0, moves=True, answers=False)
     peers.now += 5.0
     peers.go_on(0.1, moves=True, answers=False)
     assert peers.reachability.unreachable == ()
 
 
-def test_few_are_asked_at_once() -> None:
+def test_few_are_probed_at_once() -> None:
     peers = Peers(30)
-    peers.reachability.ask(range(30), peers.now)
-    peers.reachability.ask(range(30), peers.now)
-    assert len(peers.reachability.tick(peers.now + 0.1)) == MAX_ASKED
+    peers.reachability.probe(range(30), peers.now)
+    peers.reachability.probe(range(30), peers.now)
+    assert len(peers.reachability.tick(peers.now + 0.1)) == MAX_PROBED
 
 
 def test_a_cut_link_ends_with_its_other_end() -> None:
     peers = Peers()
-    peers.reachability.ask([1], peers.now)
+    peers.reachability.probe([1], peers.now)
     peers.go_on(TIMING.cut_s + 0.2, moves=True, answers=False)
     peers.peers[1].dead = True
     peers.go_on(0.1, moves=False, answers=False)

@@ -7,7 +7,6 @@ and the *board*, entries of the store that tell a worker that comes back where t
 from __future__ import annotations
 
 import contextlib
-import re
 import threading
 import time
 from collections import deque
@@ -16,8 +15,8 @@ from functools import partial
 from typing import NamedTuple
 
 from gossamer.process.liveness.actions import Change, Namesake, Notice, Send
+from gossamer.process.liveness.board import BOARD_INTERVAL_S, BOARD_WORKERS, read_stage
 from gossamer.process.liveness.liveness import Liveness
-from gossamer.process.liveness.peer import BOARD_WORKERS
 from gossamer.process.liveness.records import Kind, Stage, first_record, from_bytes, to_bytes
 from gossamer.process.net.connection import Address
 from gossamer.process.net.messenger import Messenger
@@ -26,8 +25,6 @@ from gossamer.process.store.failover_store import FailoverStore
 from gossamer.process.store.worker_addresses import WorkerAddresses
 
 HEARTBEAT_INTERVAL_S = 0.1
-BOARD_INTERVAL_S = 1.0
-"""How often a worker reads what the others have published in the store."""
 
 
 class Progress(NamedTuple):
@@ -138,9 +135,9 @@ class Heartbeats:
         self._say_notices()
         return rank in self.lost
 
-    def ask(self, ranks: Sequence[int]) -> None:
-        """This worker waits for these: find out whether it can reach them."""
-        self._do(lambda liveness: liveness.reachability.ask(ranks, time.monotonic()))
+    def probe(self, ranks: Sequence[int]) -> None:
+        """This worker waits for these: probe the links to them."""
+        self._do(lambda liveness: liveness.reachability.probe(ranks, time.monotonic()))
 
     def seen(self, rank: int) -> bool:
         """Return whether a heartbeat of ``rank`` has ever been seen here."""
@@ -288,12 +285,6 @@ class Heartbeats:
         if record is not None and rank not in self.lost:
             self.messenger.set_address(rank, record.address)
         self.messenger.send(rank, message)
-
-
-def read_stage(value: bytes | None) -> tuple[Stage, int] | None:
-    """Return the stage that a worker has published, and its process."""
-    match = re.fullmatch(rb"([0123]) ([0-9]{1,19})", value or b"")
-    return None if match is None else (Stage(int(match[1])), int(match[2]))
 
 
 class HeartbeatThread:

@@ -9,10 +9,6 @@ from gossamer.process.net.connection import Address
 
 NEVER = float("-inf")
 
-BOARD_WORKERS = 64
-"""Among more workers each of them reads less often what the others have published in the store."""
-
-
 MAX_PINGS = 4
 """Silent workers that are pinged at a time: if this worker has been slow, all seem to be silent."""
 
@@ -81,7 +77,7 @@ class Peer:
             self.answered_at = self.refused_at = NEVER
         return moved
 
-    def lives(self, timing: Timing, record: Record, speaks: bool, now: float) -> bool:
+    def is_revived_by(self, timing: Timing, record: Record, speaks: bool, now: float) -> bool:
         """Return whether a dead process is alive after all. ``speaks``: it has said this itself, and has counted on."""
         if self.last_heartbeats is None:
             # What others have heard of it may be newer than what was known here, and older than its death.
@@ -100,7 +96,7 @@ class Peer:
     def is_there(self) -> bool:
         return not self.dead and self.record is not None and self.record.stage < Stage.LEFT
 
-    def moves(self, timing: Timing, now: float) -> bool:
+    def is_progressing(self, timing: Timing, now: float) -> bool:
         """Return whether its counter has moved lately, and nobody else has found it dead: most often that is so."""
         if self.record is None or self.suspected_at != NEVER:
             return False

@@ -113,7 +113,7 @@ def _in_background(runtime: WorkerRuntime, until: float) -> bool:
     effects.leaving = True
     effects.notify_step()
     while time.monotonic() < until and not runtime.others_done():
-        if effects.shared.is_set() if waits else metrics.exchanges > exchanges:
+        if effects.last_steps_shared.is_set() if waits else metrics.exchanges > exchanges:
             return True
         time.sleep(0.01)
     return False
