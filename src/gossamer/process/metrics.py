@@ -34,4 +34,4 @@ class Metrics:
     refused: int = 0
     """Messages that were not finite or absurdly large."""
     refused_connections: int = 0
-    """Connections that were refused: whoever made them does not belong to the run, or did not greet in time."""
+    """Connections that were refused: not from a process of the run, or not greeted in time."""

@@ -99,8 +99,8 @@ def _begin_to_connect(address: Address) -> socket.socket:
     host, port = address
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
-    except ValueError as error:
-        raise OSError(errno.EINVAL, f"no address: {error}") from None
+    except ValueError as unreadable:
+        raise OSError(errno.EINVAL, f"no address: {unreadable}") from None
     family, kind, protocol, _, numeric = found[0]
     sock = socket.socket(family, kind, protocol)
     own(sock)
