@@ -206,6 +206,53 @@ def test_a_worker_whose_rank_is_another_ones_does_not_give_it_up() -> None:
         swarm.close()
 
 
+def test_a_worker_ends_once_another_live_process_has_claimed_its_rank() -> None:
+    """Its store never moves. The other one is stopped: the kernel accepts connections for it."""
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    swarm = join(model, optimizer, method="allreduce")
+    runtime = swarm._runtime
+    try:
+        with socket.create_server((HOST, 0)) as other:
+            runtime.store.set("claim/0", f"{HOST} {other.getsockname()[1]} {'0' * 32}")
+            with pytest.raises(InputError, match=r"rank 0 was given to two .* does not answer: this one ends"):
+                trains(model, optimizer)
+        assert runtime.heartbeats.muted
+    finally:
+        swarm.close()
+
+
+def trains(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    for _ in range(int(WITHIN_S / 0.05)):
+        model(torch.ones(1)).sum().backward()
+        optimizer.step()
+        pause()
+
+
+def pause() -> None:
+    threading.Event().wait(0.05)
+
+
+def test_a_worker_notes_that_another_process_of_its_rank_is_heard_of() -> None:
+    model = torch.nn.Linear(1, 1)
+    swarm = join(model, torch.optim.SGD(model.parameters(), lr=0.1), method="allreduce")
+    runtime = swarm._runtime
+    try:
+        own = runtime.heartbeats._liveness.own
+        for number in (10, 20):
+            record = own._replace(process=own.process + number, address=(HOST, 1))
+            message = Message(Kind.GOSSIP, (first_record(1, 1, (HOST, 2)), record))
+            runtime.heartbeats._do(lambda liveness, message=message: liveness.receive(1, message, 0.0))  # type: ignore[misc]
+        for _ in range(int(WITHIN_S / 0.05)):
+            if runtime._claim_watch._namesake is not None:
+                break
+            pause()
+        assert runtime._claim_watch._namesake is not None
+        assert runtime._claim_watch._namesake.address == (HOST, 1)
+    finally:
+        swarm.close()
+
+
 @pytest.fixture
 def hosts() -> Iterator[Hosts]:
     try:
