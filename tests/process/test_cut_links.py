@@ -1,11 +1,21 @@
 """Links that are cut though both of their ends are alive: who notices, and who is in a view with whom."""
 
-import pytest
+import threading
+from types import SimpleNamespace
 
+import pytest
+import torch
+
+from gossamer.api import join
+from gossamer.errors import InputError
+from gossamer.process.events import EventKind, Events
+from gossamer.process.lifecycle import Lifecycle, Phase
 from gossamer.process.liveness.peer import Peer, Timing
-from gossamer.process.liveness.reachability import MAX_ASKED, Reachability
+from gossamer.process.liveness.reachability import MAX_PROBED, Reachability
 from gossamer.process.liveness.records import first_record
-from gossamer.process.views.grouping import Grouping, divide
+from gossamer.process.runtime.partition_policy import CONTINUE, MAJORITY, PartitionPolicy
+from gossamer.process.views import grouping as views_grouping
+from gossamer.process.views.grouping import WHOLE, Division, Grouping, divide
 
 TIMING = Timing()
 
@@ -39,10 +49,84 @@ def test_the_dead_are_in_no_group() -> None:
     dead: set[int] = set()
     grouping = Grouping(0, range(3), dead.__contains__)
     grouping.hear(1, (2,))
-    assert (grouping.groups, grouping.apart, grouping.cut_links()) == ([[0, 1], [2]], {2}, [(1, 2)])
+    grouping.renew()
+    assert grouping.division == ([[0, 1], [2]], [(1, 2)], {2})
     dead.add(1)
     grouping.renew()
-    assert (grouping.groups, grouping.apart, grouping.cut_links()) == ([], frozenset(), [])
+    assert grouping.division == WHOLE
+
+
+def test_workers_are_divided_once_for_each_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of many workers only those are looked at whose links are cut."""
+    divided: list[int] = []
+    monkeypatch.setattr(
+        views_grouping, "divide", lambda ranks, unreachable: divided.append(1) or divide(ranks, unreachable)
+    )
+    grouping = Grouping(0, range(2000), lambda rank: False)
+    for _ in range(50):
+        grouping.hear(1, (1998, 1999))
+        grouping.hear(2, (1999,))
+        grouping.renew()
+    assert len(divided) == 1
+    assert grouping.division.links == [(1, 1998), (1, 1999), (2, 1999)]
+    assert grouping.division.groups[1:] == [[1998, 1999]]
+    grouping.hear(2, ())
+    grouping.hear(1, ())
+    grouping.renew()
+    assert grouping.division == WHOLE
+
+
+def test_what_is_said_of_cut_links_is_of_one_moment() -> None:
+    """The loop may divide the workers anew between two looks at them."""
+
+    class Changing:
+        """Whole when it is looked at again."""
+
+        looks = 0
+
+        @property
+        def division(self) -> Division:
+            self.looks += 1
+            return Division([[0, 1], [2]], [(1, 2)], frozenset({2})) if self.looks == 1 else WHOLE
+
+        groups = property(lambda self: self.division.groups)
+
+        def cut_links(self) -> list[tuple[int, int]]:
+            return [(1, 2)]
+
+    events = Events(0)
+    heartbeats = SimpleNamespace(everybody=range(3), lost=frozenset())
+    PartitionPolicy(CONTINUE, heartbeats, Changing(), events, Lifecycle()).poll()  # type: ignore[arg-type]
+    (event,) = events
+    assert "workers 1 and 2 cannot reach each other" in str(event)
+
+
+def test_a_pause_ends_with_the_training() -> None:
+    heartbeats = SimpleNamespace(everybody=range(3), lost=frozenset({1, 2}))
+    grouping, lifecycle, events = Grouping(0, range(3), {1, 2}.__contains__), Lifecycle(), Events(0)
+    policy = PartitionPolicy(MAJORITY, heartbeats, grouping, events, lifecycle)  # type: ignore[arg-type]
+    threading.Timer(0.2, lambda: lifecycle.advance(Phase.STOPPED)).start()
+    waiting = threading.Thread(target=policy.wait, daemon=True)
+    waiting.start()
+    waiting.join(30)
+    assert not waiting.is_alive()
+    assert [event.kind for event in events] == [EventKind.PAUSED]
+
+
+def test_an_error_ends_a_pause_and_is_raised() -> None:
+    model = torch.nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    swarm = join(model, optimizer, method="allreduce", partition="majority")
+    swarm._runtime._policy.may_train = lambda: False  # type: ignore[method-assign]
+    failed = InputError("rank 0 was given to two processes")
+    threading.Timer(0.2, lambda: swarm._runtime.driver.fail(failed)).start()
+    try:
+        model(torch.ones(1)).sum().backward()
+        with pytest.raises(InputError, match="given to two"):
+            optimizer.step()
+        assert swarm.metrics().steps == 0
+    finally:
+        swarm.close()
 
 
 class Peers:
@@ -70,7 +154,7 @@ class Peers:
 def test_a_worker_that_is_heard_of_and_does_not_answer_cannot_be_reached() -> None:
     peers = Peers()
     assert not peers.go_on(5.0, moves=True, answers=False), "nobody waits for it"
-    peers.reachability.ask([1], peers.now)
+    peers.reachability.probe([1], peers.now)
     assert peers.go_on(TIMING.cut_s - 0.1, moves=True, answers=False)
     assert peers.reachability.unreachable == ()
     peers.go_on(0.2, moves=True, answers=False)
@@ -86,7 +170,7 @@ def test_a_worker_that_is_heard_of_and_does_not_answer_cannot_be_reached() -> No
 
 def test_a_worker_that_stands_still_is_no_cut_link() -> None:
     peers = Peers()
-    peers.reachability.ask([1], peers.now)
+    peers.reachability.probe([1], peers.now)
     peers.go_on(3.0, moves=False, answers=False)
     # It goes on, and others hear of it first.
     peers.go_on(TIMING.cut_s - 0.3, moves=True, answers=False)
@@ -95,25 +179,25 @@ def test_a_worker_that_stands_still_is_no_cut_link() -> None:
     assert not peers.go_on(1.0, moves=True, answers=True), "it has answered"
 
 
-def test_who_stood_still_itself_asks_again() -> None:
+def test_who_stood_still_itself_probes_again() -> None:
     peers = Peers()
-    peers.reachability.ask([1], peers.now)
+    peers.reachability.probe([1], peers.now)
     peers.go_on(1.0, moves=True, answers=False)
     peers.now += 5.0
     peers.go_on(0.1, moves=True, answers=False)
     assert peers.reachability.unreachable == ()
 
 
-def test_few_are_asked_at_once() -> None:
+def test_few_are_probed_at_once() -> None:
     peers = Peers(30)
-    peers.reachability.ask(range(30), peers.now)
-    peers.reachability.ask(range(30), peers.now)
-    assert len(peers.reachability.tick(peers.now + 0.1)) == MAX_ASKED
+    peers.reachability.probe(range(30), peers.now)
+    peers.reachability.probe(range(30), peers.now)
+    assert len(peers.reachability.tick(peers.now + 0.1)) == MAX_PROBED
 
 
 def test_a_cut_link_ends_with_its_other_end() -> None:
     peers = Peers()
-    peers.reachability.ask([1], peers.now)
+    peers.reachability.probe([1], peers.now)
     peers.go_on(TIMING.cut_s + 0.2, moves=True, answers=False)
     peers.peers[1].dead = True
     peers.go_on(0.1, moves=False, answers=False)

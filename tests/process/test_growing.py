@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import leaving_script
 import pytest
@@ -178,19 +179,51 @@ def test_steps_until_the_others_have_all():
         method = build_method(kind, kind.Config(**settings), build("ring", workers=4))
         return [method.steps_until_shared(step) for step in (0, 1, 4, 6)]
 
-    assert steps("allreduce") == [0, 0, 0, 0]
+    assert steps("allreduce") == steps("sgp") == [0, 0, 0, 0]
+    assert steps("overlap") == steps("sgp", overlap=True) == [1, 1, 1, 1]
     assert steps("localsgd", period=4) == steps("diloco", period=4) == [0, 3, 0, 2]
     # An average that has begun has to arrive; fragments are averaged one after the other.
     assert steps("diloco", period=4, delay=1) == [1, 4, 1, 3]
     assert steps("diloco", period=4, fragments=2) == [4, 4, 4, 4]
 
 
-@pytest.mark.parametrize(("method", "weight"), [("localsgd", 2.5), ("lasgd", 2.5), ("diloco", 2.625)])
-def test_what_a_worker_did_since_the_last_average_is_in_the_next_one_when_it_leaves(method: str, weight: float):
-    with RealWorkers(2, script=leaving_script.train, method=method) as workers:
+PERIOD = {"period": leaving_script.PERIOD}
+
+
+@pytest.mark.parametrize(
+    ("method", "settings", "shares", "weight"),
+    [
+        ("localsgd", PERIOD, False, 2.5),
+        ("lasgd", PERIOD, False, 2.5),
+        ("diloco", PERIOD, False, 2.625),
+        # Each averaging arrives in the next step.
+        ("overlap", {}, True, 2.5),
+        ("sgp", {}, True, 2.5),
+        ("sgp", {"overlap": True}, True, 2.5),
+    ],
+)
+def test_what_a_worker_did_since_the_last_average_is_in_the_next_one_when_it_leaves(
+    method: str, settings: dict[str, Any], shares: bool, weight: float
+):
+    order = {"method": method, "settings": settings, "shares": shares, "late_s": 2.0 if shares else 0.0}
+    with RealWorkers(2, script=leaving_script.train, **order) as workers:
         stays, leaves = (worker.at("trained") for worker in workers)
         for worker in workers:
             worker.process.join(60)
     assert stays["weight"] == weight
     assert leaves["steps"] == leaving_script.LEAVES_AFTER
     assert not any("last steps" in event or "any gradient" in event for event in leaves["events"])
+
+
+def test_a_worker_leaves_while_the_others_keep_it_waiting(tmp_path: Path):
+    goes_on = tmp_path / "goes on"
+    order = {"method": "localsgd", "settings": {"period": 8}, "hand_over_s": 5.0, "goes_on": goes_on}
+    with RealWorkers(2, script=leaving_script.train, **order) as workers:
+        leaves = workers[1].at("trained", 60)
+        workers[1].process.join(60)
+        goes_on.touch()
+        stays = workers[0].at("trained", 60)
+        workers[0].process.join(60)
+    assert [worker.process.exitcode for worker in workers] == [0, 0]
+    assert any("the others do not have this worker's last steps" in event for event in leaves["events"])
+    assert stays["weight"] == 0.0

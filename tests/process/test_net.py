@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import resource
 import socket
 import ssl
 import threading
@@ -434,6 +435,32 @@ def test_a_messenger_connects_again(mailboxes: list[Mailbox]) -> None:
     assert soon(lambda: zero.messenger.send(1, b"second") and one.received[-1:] == [(0, b"second")])
     assert (0, b"first") not in one.received
     assert not zero.messenger.send(7, b"unknown worker")
+
+
+@pytest.mark.parametrize("host", ["name.invalid", "n" * 255])
+def test_a_worker_whose_address_is_a_name_is_dialled_once_it_has_another(mailboxes: list[Mailbox], host: str) -> None:
+    zero, one = mailboxes
+    zero.messenger.set_address(1, (host, 1))
+    assert zero.messenger.send(1, b"nowhere")
+    assert soon(lambda: zero.messenger.num_dropped == 1)
+    zero.knows(one)
+    assert soon(lambda: zero.messenger.send(1, b"here") and one.received == [(0, b"here")])
+
+
+def test_a_worker_that_could_not_be_dialled_since_no_descriptor_was_left_is_dialled_again(
+    mailboxes: list[Mailbox],
+) -> None:
+    zero, one = mailboxes
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    lowest_free = os.dup(0)
+    os.close(lowest_free)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (lowest_free, limits[1]))
+    try:
+        assert zero.messenger.send(1, b"too early")
+        assert soon(lambda: zero.messenger.num_dropped == 1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    assert soon(lambda: zero.messenger.send(1, b"again") and one.received == [(0, b"again")])
 
 
 def test_a_peer_that_does_not_read_blocks_nobody(mailboxes: list[Mailbox]) -> None:

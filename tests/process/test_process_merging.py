@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import json
+import threading
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from gossamer.process.metrics import Metrics
+from gossamer.process.roster.roster import KnownRoster, Roster
 from gossamer.process.state import merging
-from gossamer.process.state.lineage import ROOT, Lineage, ViewId
+from gossamer.process.state.alignment import align
+from gossamer.process.state.lineage import MAX_VIEWS, ROOT, Lineage, Steps, ViewId
 from gossamer.process.state.merging import Part, Standing
 
 
@@ -99,3 +104,102 @@ def test_the_average_is_the_same_on_all_members() -> None:
         assert model.step == 12
         # Counters cannot be averaged: those of the side that did most.
         assert (int(model.tensors["optimizer/0/step"]), int(model.tensors["buffer/count"])) == (10, 10)
+
+
+def began_separately(steps: int) -> Lineage:
+    return after(Lineage(0, ViewId(5, 7, 7), (Steps(ViewId(5, 7, 7), 0, 1),)), 6, [7], steps)
+
+
+def test_ten_minutes_of_churn_do_not_make_two_sides_strangers() -> None:
+    """Six workers, of which one dies every 2.5 seconds and comes back: two views each time."""
+    common = after(ROOT, 0, [0, 1, 2], 5)
+    there = common
+    for generation in range(1, 2 * 240):
+        there = after(there, generation, [0, 1], 1)
+    away = after(common, 1, [2], 40)
+    heads = merging.heads_of(standings(there, there, away))
+    assert sorted(head.ranks for head in heads) == [(0, 1), (2,)]
+    assert merging.discarded_of(standings(there, there, away), heads) == {}
+    # What all members say still fits into one message each.
+    for generation in range(480, 2000):
+        there = after(there, generation, [0, 1], 1)
+    assert len(there.parts) == MAX_VIEWS
+    assert len(json.dumps(Standing(there, 1.0))) < 64 * 1024
+
+
+def test_what_is_lost_with_a_model_that_began_separately_is_counted() -> None:
+    ahead, separate = after(ROOT, 0, [0, 1], 9), began_separately(4)
+    models = standings(ahead, separate, began_separately(3), None)
+    heads = merging.heads_of(models)
+    assert [head.ranks for head in heads] == [(0,)]
+    assert merging.discarded_of(models, heads) == {1: 4, 2: 3}
+
+
+class Exchange:
+    """What the members of a group in threads of one process give each other."""
+
+    def __init__(self, size: int) -> None:
+        self.given: list[Any] = [None] * size
+        self.barrier = threading.Barrier(size)
+
+    def all(self, own: int, value: Any) -> list[Any]:
+        self.given[own] = value
+        self.barrier.wait(60)
+        given = list(self.given)
+        self.barrier.wait(60)
+        return given
+
+
+class Group:
+    def __init__(self, exchanged: Exchange, own: int) -> None:
+        self._exchanged, self._own = exchanged, own
+
+    def rank(self) -> int:
+        return self._own
+
+    def allgather(self, into: list[list[Tensor]], tensors: list[Tensor]) -> None:
+        for row, given in zip(into[0], self._exchanged.all(self._own, tensors[0]), strict=True):
+            row.copy_(given)
+
+    def exchange(self, sent: Tensor | None, received: Tensor | None, to: int, source: int) -> None:
+        given = self._exchanged.all(self._own, sent)
+        if received is not None:
+            received.copy_(given[source])
+
+
+class State(Model):
+    """A worker's state while its members are aligned."""
+
+    def __init__(self, value: float, lineage: Lineage) -> None:
+        super().__init__(value, lineage.step)
+        self.lineage, self.roster, self.metrics, self.said = lineage, KnownRoster(Roster(2)), Metrics(), list[str]()
+
+    def checksum(self) -> float:
+        return float(self.tensors["x"][0])
+
+    def on_membership_change(self, roster: Roster | None = None) -> None:
+        pass
+
+    def on_discard(self, steps: int, text: str) -> None:
+        self.metrics.discarded += steps
+        self.said.append(text)
+
+
+def test_all_members_say_whose_steps_are_discarded_and_those_count_them() -> None:
+    states = [State(1.0, after(ROOT, 0, [0, 1], 9)), State(5.0, began_separately(4))]
+    exchanged = Exchange(2)
+
+    def member(own: int) -> None:
+        group: Any = Group(exchanged, own)
+        align(group, lambda work: None, states[own], states[own].step, ViewId(7, 0, 1), [3, 6])  # type: ignore[arg-type]
+
+    threads = [threading.Thread(target=member, args=(own,)) for own in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert [state.tensors["x"].tolist() for state in states] == [[1.0] * 3] * 2
+    assert [state.metrics.discarded for state in states] == [0, 4]
+    assert states[0].said == states[1].said
+    (line,) = states[0].said
+    assert line.startswith("4 steps of worker 6 were discarded: ")

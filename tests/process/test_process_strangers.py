@@ -10,14 +10,19 @@ from pathlib import Path
 
 import join_script
 import pytest
+import torch
 from real_workers import RealWorkers
 from stranger_faults import listening
 from test_process_join import WITHIN_S, stranger, undisturbed
 
 from certificates import make_certificates
+from gossamer.api import join
+from gossamer.process.events import EventKind
 from gossamer.process.net.connection import connect
 from gossamer.process.net.identity import Identity
 from gossamer.process.net.tls import make_tls
+from gossamer.process.runtime import worker_runtime
+from gossamer.process.runtime.swarm import Swarm
 
 
 @pytest.mark.parametrize("stopped", [False, True])
@@ -133,3 +138,42 @@ def greets(port: int, member: Identity) -> bool:
 
 def num_descriptors(pid: int | None) -> int:
     return len(os.listdir(f"/proc/{pid}/fd"))
+
+
+def lone_worker() -> Swarm:
+    model = torch.nn.Linear(1, 1)
+    return join(model, torch.optim.SGD(model.parameters(), lr=0.1), method="allreduce")
+
+
+def test_refused_connections_are_counted_and_each_reason_is_said_once() -> None:
+    swarm = lone_worker()
+    try:
+        address = swarm._runtime.store.home
+        for number in range(1, 4):
+            with socket.create_connection(address, 20) as sock:
+                sock.sendall(b"GET / HTTP/1.1\r\n" * 10)
+                sock.recv(1000)
+            until = time.monotonic() + WITHIN_S
+            while swarm.metrics().refused_connections < number and time.monotonic() < until:
+                time.sleep(0.01)
+        assert swarm.metrics().refused_connections == 3
+        (event,) = swarm.events
+    finally:
+        swarm.close()
+    assert event.kind == EventKind.REFUSED
+    assert str(event) == "refused a connection from 127.0.0.1: it does not speak gossamer's protocol"
+
+
+@pytest.mark.parametrize("secret", ["", "a secret of enough bytes"])
+@pytest.mark.parametrize("loopback", [True, False])
+def test_one_worker_says_that_it_is_unprotected_where_others_may_come(
+    loopback: bool, secret: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_runtime, "is_loopback", lambda host: loopback)
+    if secret:
+        monkeypatch.setenv("GOSSAMER_SECRET", secret)
+    swarm = lone_worker()
+    swarm.close()
+    said = [str(event) for event in swarm.events if event.kind == EventKind.UNPROTECTED]
+    assert len(said) == (not loopback and not secret)
+    assert all("connections are not authenticated: GOSSAMER_SECRET is not set" in line for line in said)

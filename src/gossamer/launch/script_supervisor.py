@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 
 from gossamer.launch.script import Script, run_script
-from gossamer.process.liveness.heartbeats import read_stage
+from gossamer.process.liveness.board import read_stage
 from gossamer.process.liveness.records import Stage
 from gossamer.process.store.rank_info import free_port, run_name
 from gossamer.train.launcher import BAD_INPUT, LocalStore, LocalWorkers, StopSignals, describe_exit

@@ -62,6 +62,10 @@ class Overlap(Method):
         worker.scalars["strength"] = strength
         worker.tickets["mix"] = yield Start(Mean(worker.x, round=round, topic="model", group=members))
 
+    def steps_until_shared(self, step: int) -> int:
+        # The averaging in flight has to arrive.
+        return 1
+
     def disagreement(self) -> Disagreement:
         return InRounds(self.topology)
 

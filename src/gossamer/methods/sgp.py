@@ -145,6 +145,10 @@ class SGP(Method):
             worker.scalars["weight"] += worker.scalars.pop("in_flight")
         super().on_membership_change(worker)
 
+    def steps_until_shared(self, step: int) -> int:
+        # With overlap a message is added in the step after.
+        return int(self.overlap)
+
     def conserved(self, worker: Worker) -> Tensor:
         """Return the numerator: the sum of all w·z moves only by updates."""
         return worker.x * worker.scalars.get("weight", 1.0)

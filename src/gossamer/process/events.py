@@ -43,6 +43,8 @@ class EventKind(StrEnum):
     """The members of collectives were agreed on anew."""
     MERGED = "merged"
     """Workers that trained separately, on two sides of a partition, were averaged."""
+    DISCARDED = "discarded"
+    """The steps of some workers are lost: their models had nothing in common with those of the others."""
     PAUSED = "paused"
     """This worker cannot reach more than half of the workers, and the policy is to wait for them."""
     RESUMED = "resumed"

@@ -15,6 +15,8 @@ class Metrics:
     """Steps that were made again: another worker died or came back in them, or this worker's weights were replaced."""
     dropped: int = 0
     """Those of them whose gradient was dropped: the step was made again with that of the next mini-batch."""
+    discarded: int = 0
+    """Steps that were in this worker's model and are in no model any more: it had nothing in common with others."""
     exchanges: int = 0
     """Pairwise exchanges and collectives that this worker took part in."""
     bytes_sent: int = 0
@@ -31,3 +33,5 @@ class Metrics:
     """Parts of messages that were encoded on the wire and could not be decoded: they had no effect."""
     refused: int = 0
     """Messages that were not finite or absurdly large."""
+    refused_connections: int = 0
+    """Connections that were refused: not from a process of the run, or not greeted in time."""

@@ -132,7 +132,7 @@ def test_neighbours_are_those_beside_and_across_whoever_comes_and_goes():
     rng = random.Random(1)
     for _ in range(300):
         rank, comes = rng.choice([rank for rank in range(40) if rank != 5]), rng.random() < 0.6
-        ring.place(rank, comes)
+        ring.set_present(rank, comes)
         there = there | {rank} if comes else there - {rank}
         ranks, across = sorted(there), max(2, round(len(there) ** 0.5))
         at = ranks.index(5)

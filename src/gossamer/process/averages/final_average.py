@@ -128,7 +128,7 @@ class FinalAverage:
             if self.store.has_all(keys, WAIT_S):
                 return True
             marks = zip(others, self.store.get_all(keys), strict=True)
-            return all(mark is not None or of.agreement.any_lost([rank]) for rank, mark in marks)
+            return all(mark is not None or of.agreement.probe_for_lost([rank]) for rank, mark in marks)
 
         has, left = (f"{of.key}/{what}" for what in ("has", "left"))
         while True:

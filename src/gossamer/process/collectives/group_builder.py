@@ -41,8 +41,8 @@ class GroupBuilder:
     def _republish(self) -> None:
         """Say in a store that may be new what this worker is ready for.
 
-        It may have seen all others ready in the last store, or on the way here, and look no more: who has not would
-        wait for it here for ever.
+        A member that still waits for this one looks only there. This one may not wait any more, since it has seen all
+        members ready in the earlier store: then nothing else would publish its entry in the new one.
         """
         with self._lock:
             ready = dict(self._ready)

@@ -182,7 +182,7 @@ class Membership:
         def abandoned() -> bool:
             # ``poll`` sees to that too, unless its thread waits for a store that has died with the member.
             stuck = time.monotonic() - began > STUCK_S
-            return disconnected.is_set() or (stuck and self.agreement.any_lost(self.members))
+            return disconnected.is_set() or (stuck and self.agreement.probe_for_lost(self.members))
 
         group_builder.wait(work, timeout_s, abandoned)
 
@@ -218,7 +218,7 @@ class Membership:
 
             def left(awaited: tuple[int, ...]) -> bool:
                 """Whether members that were ready will not connect: they have given up, or died."""
-                return self.requested > generation or self.over() or self.agreement.any_lost(awaited)
+                return self.requested > generation or self.over() or self.agreement.probe_for_lost(awaited)
 
             if call is not None:
                 calls = self.builder.await_ready(name, members, call.first, hopeless)
@@ -264,8 +264,8 @@ class Membership:
         now, started = time.monotonic(), min(list(self._started.values()), default=float("inf"))
         if now - started < STUCK_S:
             return
-        over = self.agreement.any_lost(self.members) or self.requested > self.generation
-        if over or (now - started > LEFT_S and any(map(self._gone, self.members))):
+        in_vain = self.agreement.probe_for_lost(self.members) or self.requested > self.generation
+        if in_vain or (now - started > LEFT_S and any(map(self._gone, self.members))):
             self.disconnect()
             return
         # The rest costs store requests.

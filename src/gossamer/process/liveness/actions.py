@@ -7,6 +7,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 from gossamer.process.liveness.records import Message
+from gossamer.process.net.connection import Address
 
 
 class Send(NamedTuple):
@@ -29,3 +30,9 @@ class Change(StrEnum):
 class Notice(NamedTuple):
     change: Change
     rank: int
+
+
+class Namesake(NamedTuple):
+    """Another process of this worker's own rank is alive, and listens at this address."""
+
+    address: Address

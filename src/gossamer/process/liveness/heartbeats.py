@@ -7,7 +7,6 @@ and the *board*, entries of the store that tell a worker that comes back where t
 from __future__ import annotations
 
 import contextlib
-import re
 import threading
 import time
 from collections import deque
@@ -15,9 +14,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple
 
-from gossamer.process.liveness.actions import Change, Notice, Send
+from gossamer.process.liveness.actions import Change, Namesake, Notice, Send
+from gossamer.process.liveness.board import BOARD_INTERVAL_S, BOARD_WORKERS, read_stage
 from gossamer.process.liveness.liveness import Liveness
-from gossamer.process.liveness.peer import BOARD_WORKERS
 from gossamer.process.liveness.records import Kind, Stage, first_record, from_bytes, to_bytes
 from gossamer.process.net.connection import Address
 from gossamer.process.net.messenger import Messenger
@@ -26,8 +25,6 @@ from gossamer.process.store.failover_store import FailoverStore
 from gossamer.process.store.worker_addresses import WorkerAddresses
 
 HEARTBEAT_INTERVAL_S = 0.1
-BOARD_INTERVAL_S = 1.0
-"""How often a worker reads what the others have published in the store."""
 
 
 class Progress(NamedTuple):
@@ -76,6 +73,8 @@ class Heartbeats:
         self.on_change: Callable[[Liveness, set[int]], None] = lambda liveness, ranks: None
         """Called when there is news about some workers."""
         self.on_tick: Callable[[float], None] = lambda now: None
+        self.on_namesake: Callable[[Address], None] = lambda address: None
+        """Called when another live process of this worker's rank is heard of, which listens at ``address``."""
         self._follow_roster(everybody.value, self._liveness)
         everybody.on_change.append(lambda before, after: self._do(partial(self._follow_roster, after)))
 
@@ -114,6 +113,9 @@ class Heartbeats:
         self._publish(Stage.RETIRED)
 
     def _publish(self, stage: Stage) -> None:
+        if self.muted:
+            # The rank is another process's: what is published about it is not this one's to say.
+            return
         self._do(lambda liveness: liveness.advance(stage))
         # For those that come later, and those that no message reaches in time.
         own = self._liveness.own
@@ -133,13 +135,23 @@ class Heartbeats:
         self._say_notices()
         return rank in self.lost
 
-    def ask(self, ranks: Sequence[int]) -> None:
-        """This worker waits for these: find out whether it can reach them."""
-        self._do(lambda liveness: liveness.reachability.ask(ranks, time.monotonic()))
+    def probe(self, ranks: Sequence[int]) -> None:
+        """This worker waits for these: probe the links to them."""
+        self._do(lambda liveness: liveness.reachability.probe(ranks, time.monotonic()))
 
     def seen(self, rank: int) -> bool:
         """Return whether a heartbeat of ``rank`` has ever been seen here."""
         return self._liveness.record(rank) is not None
+
+    def counter(self, rank: int, address: Address) -> int | None:
+        """Return the heartbeats of the process of ``rank`` that listens at ``address``, so far.
+
+        None if it is dead, has no place among the workers any more, or nothing is known of it.
+        """
+        record = self._liveness.record(rank)
+        if record is None or record.address != address or rank in self.lost or (rank == self.rank and self.muted):
+            return None
+        return record.heartbeats if rank == self.rank else self._liveness.peers[rank].heartbeats
 
     @property
     def all_seen(self) -> bool:
@@ -242,6 +254,8 @@ class Heartbeats:
         for action in actions:
             if isinstance(action, Send):
                 self._send(action)
+            elif isinstance(action, Namesake):
+                self.on_namesake(action.address)
             elif action.change == Change.CAME:
                 self.everybody.learn_came([action.rank])
             elif action.change == Change.RETIRED:
@@ -271,12 +285,6 @@ class Heartbeats:
         if record is not None and rank not in self.lost:
             self.messenger.set_address(rank, record.address)
         self.messenger.send(rank, message)
-
-
-def read_stage(value: bytes | None) -> tuple[Stage, int] | None:
-    """Return the stage that a worker has published, and its process."""
-    match = re.fullmatch(rb"([0123]) ([0-9]{1,19})", value or b"")
-    return None if match is None else (Stage(int(match[1])), int(match[2]))
 
 
 class HeartbeatThread:

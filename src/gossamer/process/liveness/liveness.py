@@ -4,16 +4,16 @@ Inputs are messages, times and what this worker does; outputs are actions. It is
 workers and by ``gossamer.testing.histories`` in simulated ones. The protocol, a gossip of heartbeat counters (van
 Renesse, Minsky and Hayden, 1998) with direct probes as in SWIM (Das, Gupta and Motivala, 2002):
 
-1. Each worker counts its heartbeats in a record of its own, and sends all records that it knows to few neighbours. So a
-   worker that others can reach is alive, even if this one cannot reach it.
+1. Each worker counts its heartbeats in a record of its own, and sends what it knows of all workers to few neighbours.
+   So a worker that others can reach is alive, even if this one cannot reach it.
 2. News (a process, its end, a request) is passed on at once.
 3. A worker whose counter stands still is pinged. It is dead if nothing listens at its address, if it does not answer
    either, or if it only answers for very long. What others say about it makes nobody dead.
 4. Dead workers are looked for again and again: a partition heals, a stopped process goes on.
 
-Of more than ``MAX_RECORDS`` workers a message has some of the records only: those that have changed, and others in
-turn. Of the rest it has the counters. Who finds a worker dead tells the others, and they look for themselves. Of very
-many workers it has a part of the counters only: each worker watches its neighbours, not all.
+A message has at most ``MAX_RECORDS`` records besides the sender's own: of more workers those that have changed, and
+others in turn. Of the rest it has the counters, at most ``MAX_COUNTERS``; of more workers a part in turn, and each
+worker watches its neighbours, not all. Who finds a worker dead tells the others, and they look for themselves.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from gossamer.process.liveness.actions import Change, Notice, Send
-from gossamer.process.liveness.news import MAX_RECORDS, News
-from gossamer.process.liveness.peer import MAX_PINGS, NEVER, Peer, Timing
+from gossamer.process.liveness.actions import Change, Namesake, Notice, Send
+from gossamer.process.liveness.gossip_queue import MAX_RECORDS, GossipQueue
+from gossamer.process.liveness.peer import MAX_PINGS, NEVER, OwnRank, Peer, Timing
 from gossamer.process.liveness.reachability import Reachability
 from gossamer.process.liveness.records import Kind, Message, Record, Stage, first_record
 from gossamer.process.liveness.ring import Ring
@@ -51,20 +51,20 @@ class Liveness:
         """Workers that have left for good: what is said about them is ignored."""
         self.all_seen = False
         """Every worker has been heard of: one that was not is dead, not starting."""
-        self.actions: list[Send | Notice] = []
+        self.actions: list[Send | Notice | Namesake] = []
         self.changed: set[int] = set()
         """Workers about which there is news; whoever drives this machine empties it."""
         self.reachability = Reachability(self.peers, self.timing)
+        self._own_rank = OwnRank()
         self._seed = f"{seed}/{own.rank}/{own.process}"
-        self._ticked_at = now
-        self._gossip_at = now
+        self._ticked_at = self._gossip_at = now
         self._watching: set[int] = set()
         self._suspects: set[int] = set()
         """Workers that may be dead, after what others say: this one looks for them itself."""
         self._lost: set[int] = set()
         self._unknown = set(self.peers)
         """Workers of which nothing is known yet."""
-        self._news = News(self.peers, max_records)
+        self._queue = GossipQueue(self.peers, max_records)
         self._ring = Ring(own.rank)
 
     @cached_property
@@ -83,7 +83,7 @@ class Liveness:
         if stage > self.own.stage:
             self._change(stage=stage)
             # All of them, unless they are many: after this one has left, nobody asks it again.
-            everybody = stage >= Stage.LEFT and self._news.fits_all
+            everybody = stage >= Stage.LEFT and self._queue.fits_all
             self._send(list(self.peers) if everybody else self._ring.neighbours(), Kind.GOSSIP)
 
     def request(self, membership: int, number: int) -> None:
@@ -119,16 +119,16 @@ class Liveness:
         if rank != self.own.rank and rank not in self.retired and rank not in self.peers:
             self.peers[rank] = Peer(now)
             self._unknown.add(rank)
-            self._news.come(rank)
+            self._queue.come(rank)
 
     def remove(self, rank: int) -> None:
         """A worker has left for good."""
         self.retired.add(rank)
         if self.peers.pop(rank, None) is not None:
-            self._news.go(rank)
+            self._queue.go(rank)
             for ranks in (self._lost, self._suspects, self._watching, self._unknown):
                 ranks.discard(rank)
-            self._ring.place(rank, False)
+            self._ring.set_present(rank, False)
             self.changed.add(rank)
 
     def _know(self, rank: int, now: float) -> bool:
@@ -155,7 +155,7 @@ class Liveness:
         peer = self.peers[rank]
         self._learn(first_record(rank, process, address), -1, now)
         # Among many it is asked only if the others do not soon tell how it is.
-        asks = self._news.fits_all or now - peer.moved_at >= self.timing.dead_s
+        asks = self._queue.fits_all or now - peer.moved_at >= self.timing.dead_s
         if peer.dead or (asks and peer.record is not None and peer.heartbeats == 0):
             self._send([rank], Kind.PING)
 
@@ -168,8 +168,8 @@ class Liveness:
             # Another process of this rank had a higher number: the sender has to take one that is higher still.
             self._send([sender], Kind.GOSSIP, [sender])
             return
-        if not self._news.fits_all and (peer.record is None or process > peer.record.process):
-            # It is new, and needs to know all. Nobody tells it later of those that have been dead for long.
+        if not self._queue.fits_all and (peer.record is None or process > peer.record.process):
+            # A new process needs all records, and the names of the dead: gossip tells of a death only once.
             lost = [(rank, record.process) for rank in sorted(self._lost) if (record := self.peers[rank].record)]
             self._send([sender], Kind.GOSSIP, list(self.peers), found_dead=tuple(lost))
         news = [record.rank for record in message.records if self._learn(record, sender, now)]
@@ -181,7 +181,7 @@ class Liveness:
         if message.kind == Kind.PING:
             self._send([sender], Kind.PONG, counters=self._counters())
         if news:
-            self._news.note(news)
+            self._queue.note(news)
             self._pass_on(sender)
         self._judge(sender, now)
 
@@ -196,11 +196,13 @@ class Liveness:
         """Take a record over if it is newer than what is known; return whether others have to know it at once."""
         rank = record.rank
         if rank == self.own.rank:
-            if record.process > self.own.process:
-                # Of an earlier process of this rank, on a machine whose clock is ahead.
-                self._change(process=record.process + 1)
-                return True
-            return False
+            # Of an earlier process of this rank, on a machine whose clock is ahead, or of one that lives too.
+            if self._own_rank.is_alive(record, self.own):
+                self.actions.append(Namesake(record.address))
+            if not self._own_rank.must_raise(record, self.own, now):
+                return False
+            self._change(process=record.process + 1)
+            return True
         if rank not in self.peers and not self._know(rank, now):
             return False
         peer = self.peers[rank]
@@ -209,19 +211,19 @@ class Liveness:
             return False
         replaced = before is not None and record.process > before.process
         if before is None or replaced or record.changes > before.changes:
-            self._news.note_change(rank)
+            self._queue.note_change(rank)
         # A process that hangs may still pass on what others request.
         moved = peer.take(record, now)
         self._unknown.discard(rank)
-        lives = peer.dead and peer.lives(self.timing, record, speaks=rank == sender and moved, now=now)
-        returned = replaced or lives
+        revived = peer.dead and peer.is_revived_by(self.timing, record, speaks=rank == sender and moved, now=now)
+        returned = replaced or revived
         if returned:
             peer.dead, peer.watched_from = False, now
             self._lost.discard(rank)
             self._clear(rank)
             self.actions.append(Notice(Change.RETURNED, rank))
             self.changed.add(rank)
-            if not self._news.fits_all and not replaced and rank != sender:
+            if not self._queue.fits_all and not replaced and rank != sender:
                 # What others have heard of it may be older than its death, and nobody else may look again.
                 self._look_for(rank, now)
         raised = self._raise_requests(record.requests)
@@ -232,7 +234,7 @@ class Liveness:
             self.actions.append(Notice(Change.RETIRED, rank))
         news = before is None or returned or record.stage != before.stage
         if news:
-            self._ring.place(rank, peer.is_there)
+            self._ring.set_present(rank, peer.is_there)
         return raised or cut or news
 
     def _count(self, rank: int, process: int, heartbeats: int, now: float) -> None:
@@ -251,13 +253,13 @@ class Liveness:
         if peer is None or peer.dead or peer.record is None or peer.record.process != process or rank in self._suspects:
             return
         self._look_for(rank, now)
-        self._news.note_dead(rank, process)
+        self._queue.note_dead(rank, process)
         self._pass_on(rank)
 
     def _look_for(self, rank: int, now: float) -> None:
         self._suspects.add(rank)
         # If its counter should have moved, it has been silent for longer.
-        self.peers[rank].suspected_at = self.peers[rank].moved_at if self._news.counts_all else now
+        self.peers[rank].suspected_at = self.peers[rank].moved_at if self._queue.counts_all else now
         self._send([rank], Kind.PING)
 
     # Time
@@ -270,13 +272,13 @@ class Liveness:
             self._forgive(late_s, now)
         silent, near = [], self._ring.neighbours()
         # Through the hands of many workers a counter comes less evenly.
-        uneven_s = 0.0 if self._news.fits_all else self.timing.suspect_s
+        uneven_s = 0.0 if self._queue.fits_all else self.timing.suspect_s
         for rank in self._watched(now):
             peer = self.peers[rank]
-            if peer.moves(self.timing, now if rank in near else now - uneven_s):
+            if peer.is_progressing(self.timing, now if rank in near else now - uneven_s):
                 continue
             self._judge(rank, now)
-            if not peer.dead and peer.record is not None and not peer.moves(self.timing, now):
+            if not peer.dead and peer.record is not None and not peer.is_progressing(self.timing, now):
                 silent.append(rank)
         if silent:
             self._send(self._rng.sample(silent, min(MAX_PINGS, len(silent))), Kind.PING)
@@ -284,11 +286,11 @@ class Liveness:
         if self.reachability.unreachable != self.own.unreachable:
             self._change(unreachable=self.reachability.unreachable)
             self.changed.add(self.own.rank)
-        if self._news.begin_tick():
+        if self._queue.begin_tick():
             self._pass_on(None)
         if now >= self._gossip_at:
             self._gossip_at = now + self.timing.gossip_s
-            about = self._news.next_records()
+            about = self._queue.next_records()
             self._send(self._ring.neighbours(), Kind.GOSSIP, about, counters=self._counters(about))
             if self._lost:
                 self._send([self._rng.choice(sorted(self._lost))], Kind.PING, counters=self._counters())
@@ -300,7 +302,7 @@ class Liveness:
             # What others have heard of it may be older than its death.
             if min(peer.answered_at, peer.moved_at) > peer.suspected_at:
                 self._clear(rank)
-        if self._news.counts_all:
+        if self._queue.counts_all:
             return [rank for rank, peer in self.peers.items() if not peer.dead]
         watched = {*self._ring.neighbours(), *self._suspects, *self._unknown}
         for rank in watched - self._watching:
@@ -324,9 +326,9 @@ class Liveness:
             self.actions.append(Notice(Change.DIED, rank))
             self.changed.add(rank)
             self._lost.add(rank)
-            self._ring.place(rank, peer.is_there)
-            if not self._news.fits_all and peer.record is not None and rank not in self._suspects:
-                self._news.note_dead(rank, peer.record.process)
+            self._ring.set_present(rank, peer.is_there)
+            if not self._queue.fits_all and peer.record is not None and rank not in self._suspects:
+                self._queue.note_dead(rank, peer.record.process)
                 self._pass_on(rank)
             self._clear(rank)
 
@@ -338,16 +340,16 @@ class Liveness:
 
     def _pass_on(self, sender: int | None) -> None:
         """Tell the neighbours what is new about others."""
-        taken = self._news.take()
+        taken = self._queue.take()
         if taken is not None:
             neighbours = [rank for rank in self._ring.neighbours() if rank != sender]
             self._send(neighbours, Kind.GOSSIP, taken[0], found_dead=taken[1])
 
     def _counters(self, besides: Sequence[int] = ()) -> tuple[tuple[int, int, int], ...]:
         """For the neighbours, and for one that takes others for dead, or is taken for it: nobody else tells it."""
-        if self._news.fits_all:
+        if self._queue.fits_all:
             return ()
-        counted = ((rank, self.peers[rank]) for rank in self._news.next_counters() if rank not in besides)
+        counted = ((rank, self.peers[rank]) for rank in self._queue.next_counters() if rank not in besides)
         alive = ((rank, peer.record, peer) for rank, peer in counted if not peer.dead)
         return tuple((rank, record.process, peer.heartbeats) for rank, record, peer in alive if record is not None)
 
@@ -355,9 +357,9 @@ class Liveness:
         """Send a message with all records; of many workers, only with those ``about`` some of them."""
         if not ranks:
             return
-        others = (self.peers[rank] for rank in (self.peers if self._news.fits_all else about) if rank != self.own.rank)
+        others = (self.peers[rank] for rank in (self.peers if self._queue.fits_all else about) if rank != self.own.rank)
         known = [record for peer in others if (record := peer.newest_record) is not None]
-        max_records = self._news.max_records
+        max_records = self._queue.max_records
         for at in range(0, max(len(known), 1), max_records):
             message = Message(kind, (self.own, *known[at : at + max_records]), **more)
             self.actions.append(Send(ranks, message))

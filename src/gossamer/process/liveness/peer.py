@@ -5,12 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from gossamer.process.liveness.records import Record, Stage
+from gossamer.process.net.connection import Address
 
 NEVER = float("-inf")
-
-BOARD_WORKERS = 64
-"""Among more workers each of them reads less often what the others have published in the store."""
-
 
 MAX_PINGS = 4
 """Silent workers that are pinged at a time: if this worker has been slow, all seem to be silent."""
@@ -18,6 +15,9 @@ MAX_PINGS = 4
 ALIVE_COUNTS = 5
 """A dead worker that others have heard of is alive again if its counter has moved this far: less may have been on its
 way when it died."""
+
+RAISE_S = 1.0
+"""How often a worker raises its number above that of one and the same other process of its rank."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ class Peer:
             self.answered_at = self.refused_at = NEVER
         return moved
 
-    def lives(self, timing: Timing, record: Record, speaks: bool, now: float) -> bool:
+    def is_revived_by(self, timing: Timing, record: Record, speaks: bool, now: float) -> bool:
         """Return whether a dead process is alive after all. ``speaks``: it has said this itself, and has counted on."""
         if self.last_heartbeats is None:
             # What others have heard of it may be newer than what was known here, and older than its death.
@@ -96,7 +96,7 @@ class Peer:
     def is_there(self) -> bool:
         return not self.dead and self.record is not None and self.record.stage < Stage.LEFT
 
-    def moves(self, timing: Timing, now: float) -> bool:
+    def is_progressing(self, timing: Timing, now: float) -> bool:
         """Return whether its counter has moved lately, and nobody else has found it dead: most often that is so."""
         if self.record is None or self.suspected_at != NEVER:
             return False
@@ -115,3 +115,28 @@ class Peer:
         if self.refused_at > self.moved_at or silent_s > timing.hung_s:
             return True
         return now - max(moved_at, self.answered_at, self.suspected_at) > timing.dead_s
+
+
+class OwnRank:
+    """What a worker hears of other processes of its own rank: it takes a higher number than theirs."""
+
+    def __init__(self) -> None:
+        self._address: Address | None = None
+        """Of the one above which this worker has raised its number last."""
+        self._raised_at = NEVER
+
+    def must_raise(self, record: Record, own: Record, now: float) -> bool:
+        """Return whether to take a higher number than that of ``record``, which is of this worker's rank."""
+        # Two live processes would raise theirs above each other without end, and each time all others take one of them
+        # for the successor of the other.
+        if record.process <= own.process or (self._is_last(record) and now - self._raised_at < RAISE_S):
+            return False
+        self._address, self._raised_at = record.address, now
+        return True
+
+    def is_alive(self, record: Record, own: Record) -> bool:
+        """Return whether the process of ``record`` is alive: only such a one raises its number above the own one."""
+        return self._is_last(record) and record.process > own.process and record.address != own.address
+
+    def _is_last(self, record: Record) -> bool:
+        return record.address == self._address

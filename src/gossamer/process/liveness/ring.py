@@ -12,11 +12,11 @@ class Ring:
         self._own, self._ranks = own, [own]
         self._neighbours: list[int] | None = None
 
-    def place(self, rank: int, there: bool) -> None:
+    def set_present(self, rank: int, present: bool) -> None:
         at = bisect_left(self._ranks, rank)
-        if there == (self._ranks[at : at + 1] == [rank]):
+        if present == (self._ranks[at : at + 1] == [rank]):
             return
-        if there:
+        if present:
             self._ranks.insert(at, rank)
         else:
             del self._ranks[at]

@@ -32,21 +32,18 @@ class Dialing:
         on_ready: Callable[[Connection], None],
         on_failed: Callable[[OSError], None],
     ) -> None:
-        """``address``: no name, since looking that up may block. ``timeout_s``: to connect, then to greet."""
+        """``address``: no name, since looking that up may block: it fails. ``timeout_s``: to connect, then to greet."""
         self._loop, self._on_ready, self._on_failed = loop, on_ready, on_failed
         self._identity, self._purpose, self._hello, self._timeout_s = identity, purpose, hello, timeout_s
         self._over = False
-        host, port = address
-        sock = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
-        own(sock)
-        sock.setblocking(False)
-        self._link: socket.socket | Connection = sock
-        error = sock.connect_ex((host, port))
-        if error not in (0, errno.EINPROGRESS):
-            sock.close()
-            self._over = True
-            loop.call_soon(lambda: on_failed(_to_error(error)))
+        try:
+            sock = _begin_to_connect(address)
+        except OSError as failure:
+            # The caller does not know this object yet.
+            self._over, error = True, failure
+            loop.call_soon(lambda: on_failed(error))
             return
+        self._link: socket.socket | Connection = sock
         self._timer = loop.call_later(timeout_s, lambda: self._fail(TimeoutError(Reason.TOO_LATE)))
         loop.watch(sock, WRITE, lambda _: self._connected(sock))
 
@@ -95,6 +92,27 @@ class Dialing:
             return
         self._over = True
         self._on_ready(connection)
+
+
+def _begin_to_connect(address: Address) -> socket.socket:
+    """Return a socket on its way to ``address``. OSError if no descriptor is left, for example, or that is a name."""
+    host, port = address
+    try:
+        found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_NUMERICHOST)
+    except ValueError as unreadable:
+        raise OSError(errno.EINVAL, f"no address: {unreadable}") from None
+    family, kind, protocol, _, numeric = found[0]
+    sock = socket.socket(family, kind, protocol)
+    own(sock)
+    try:
+        sock.setblocking(False)
+        error = sock.connect_ex(numeric)
+        if error not in (0, errno.EINPROGRESS):
+            raise _to_error(error)
+    except OSError:
+        sock.close()
+        raise
+    return sock
 
 
 def _to_error(number: int) -> OSError:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import threading
 import time
+from collections.abc import Iterator
 
 from gossamer.effects import WaitSteps
 from gossamer.errors import InputError
@@ -14,6 +17,9 @@ from gossamer.process.runtime.worker_runtime import WorkerRuntime
 HAND_OVER_S = 10.0
 """How long a worker takes part in averages and exchanges without steps of its own, so that the others get its last."""
 
+STOP_AGAIN_S = 0.5
+"""How often what still waits afterwards is told to stop."""
+
 TOLD_S = 0.1
 """How long the others have to hear of it before connections break."""
 
@@ -21,7 +27,11 @@ TOLD_S = 0.1
 def leave_for_good(runtime: WorkerRuntime) -> None:
     """Leave the run before its end: the others share this worker's place. Only ``close`` is left to do."""
     runtime.driver.abandon_step()
-    if not _share_last_steps(runtime):
+    # Such as: another process has this rank, which is not this one's to give up then.
+    runtime.driver.raise_background_error()
+    shared = _share_last_steps(runtime)
+    runtime.driver.raise_background_error()
+    if not shared:
         text = "left before the next average or exchange: the others do not have this worker's last steps"
         runtime.state.events.add(EventKind.NOT_AVERAGED, text)
     runtime.lifecycle.advance(Phase.DONE)
@@ -56,7 +66,30 @@ def _share_last_steps(runtime: WorkerRuntime) -> bool:
     if not runtime.driver.begun or runtime.others_done():
         return True
     share = _in_background if runtime.method.background is not None else _in_steps
-    return share(runtime, time.monotonic() + HAND_OVER_S) or runtime.others_done()
+    until = time.monotonic() + HAND_OVER_S
+    with _waiting_no_longer_than(runtime, until):
+        return share(runtime, until) or runtime.others_done()
+
+
+@contextlib.contextmanager
+def _waiting_no_longer_than(runtime: WorkerRuntime, until: float) -> Iterator[None]:
+    """From ``until`` on, let nothing wait for other workers in the block: they may take part in a collective late."""
+    over = threading.Event()
+
+    def watch() -> None:
+        wait_s = max(0.0, until - time.monotonic())
+        while not over.wait(wait_s):
+            # Again and again: the step in progress may just begin to wait.
+            runtime.driver.stop_waiting()
+            wait_s = STOP_AGAIN_S
+
+    watching = threading.Thread(target=watch, name="gossamer-leave", daemon=True)
+    watching.start()
+    try:
+        yield
+    finally:
+        over.set()
+        watching.join()
 
 
 def _in_steps(runtime: WorkerRuntime, until: float) -> bool:
@@ -80,7 +113,7 @@ def _in_background(runtime: WorkerRuntime, until: float) -> bool:
     effects.leaving = True
     effects.notify_step()
     while time.monotonic() < until and not runtime.others_done():
-        if effects.shared.is_set() if waits else metrics.exchanges > exchanges:
+        if effects.last_steps_shared.is_set() if waits else metrics.exchanges > exchanges:
             return True
         time.sleep(0.01)
     return False

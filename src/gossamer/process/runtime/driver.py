@@ -74,6 +74,7 @@ class Driver:
         if self._updates:
             self._optimizer_watch.before_step()
         self.metrics.idle_s += self._policy.wait()
+        self.raise_background_error()
         self.staging.note_training_stream()
         with self.lock:
             if self.state.watch.before_step(self.begun) and not self.begun:
@@ -285,6 +286,10 @@ class Driver:
     def fail(self, error: InputError) -> None:
         """Let nothing wait for other workers any more; the next step raises ``error``."""
         self._error = error
+        self.stop_waiting()
+
+    def stop_waiting(self) -> None:
+        """Let nothing wait for other workers any more: a step in progress is void."""
         self.lifecycle.advance(Phase.STOPPED)
         self.effects.groups.disconnect()
 

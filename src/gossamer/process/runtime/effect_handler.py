@@ -45,9 +45,10 @@ class EffectHandler:
         self._step_done = threading.Condition()
         self.leaving = False
         """No more steps come: who waits for some goes on, once."""
-        self.shared = threading.Event()
-        """While this worker leaves: the background has come to its next wait, so the others have all steps."""
-        self._went_on = False
+        self.last_steps_shared = threading.Event()
+        """Set while this worker leaves, once its background waits again: the others have all its steps then."""
+        self._released = False
+        """The background has been let go on once since this worker leaves."""
         self._async_channels: dict[str, DaemonExecutor] = {}
         """One per topic: communication of different topics is started in any order."""
 
@@ -98,8 +99,9 @@ class EffectHandler:
                 if of is not self.groups.train:
                     raise StepRetry from None
                 of.rebuild(channel)
-                # This worker is alone, so the step goes on.
-                ticket.answer, ticket.done = self.answer(ticket.effect, channel, of), True
+                # This worker is alone, so the step goes on. The workers that a Shift names may have left the topology.
+                alone = Shifted(None, (), False) if isinstance(effect, Shift) else self.answer(effect, channel, of)
+                ticket.answer, ticket.done = alone, True
             finally:
                 of.waits.end(channel, completed=ticket.done)
         return ticket.answer
@@ -123,12 +125,12 @@ class EffectHandler:
         """Wait until the worker has done so many steps; TrainingEnded if it will not."""
         with self._step_done:
             while self.worker.step < target and not self.lifecycle.stopped:
-                if self.leaving and not self._went_on:
+                if self.leaving and not self._released:
                     break
                 if self.leaving:
-                    self.shared.set()
+                    self.last_steps_shared.set()
                 self._step_done.wait(WAKE_S)
-            self._went_on = self.leaving
+            self._released = self.leaving
         if self.lifecycle.stopped:
             raise TrainingEnded
 

@@ -49,8 +49,9 @@ class PartitionPolicy:
 
     def poll(self) -> None:
         """Say which workers cannot reach each other, if that has changed. Runs in the heartbeat thread."""
-        groups, pairs = self._grouping.groups, self._grouping.cut_links()
-        text = cut_text(groups, pairs) if groups and pairs else ""
+        # Once: the loop replaces it meanwhile.
+        groups, links, _ = self._grouping.division
+        text = cut_text(groups, links) if links else ""
         if text and text != self._said:
             self._events.add(EventKind.CUT, text, groups[-1][0])
         self._said = text
@@ -65,15 +66,16 @@ class PartitionPolicy:
         return 2 * len(reached) > len(self.everybody) or half
 
     def wait(self) -> float:
-        """Wait until this worker may train; return for how many seconds it waited."""
+        """Wait until this worker may train, or will not any more; return for how many seconds it waited."""
         if self.may_train():
             return 0.0
         began = time.monotonic()
         missing = name_ranks(sorted(self._missing))
         text = f"training pauses: {missing} cannot be reached, and that is half of the workers or more"
         self._events.add(EventKind.PAUSED, text)
-        while not self.may_train() and not self._lifecycle.closed:
+        while not self.may_train() and not self._lifecycle.stopped:
             time.sleep(POLL_S)
         waited_s = time.monotonic() - began
-        self._events.add(EventKind.RESUMED, f"training goes on after a pause of {waited_s:.0f} s")
+        if not self._lifecycle.stopped:
+            self._events.add(EventKind.RESUMED, f"training goes on after a pause of {waited_s:.0f} s")
         return waited_s

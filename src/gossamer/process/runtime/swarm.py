@@ -68,10 +68,10 @@ class Swarm:
 
     def metrics(self) -> Metrics:
         """Return this worker's counters: steps, exchanges, bytes sent, seconds waited, consensus, peers alive."""
-        runtime = self._runtime
-        runtime.metrics.lost = runtime.exchanges.peers.num_lost
-        runtime.metrics.peers_alive = len(runtime.everybody) - 1 - len(runtime.heartbeats.lost)
-        return runtime.metrics
+        runtime, metrics = self._runtime, self._runtime.metrics
+        metrics.lost, metrics.refused_connections = runtime.exchanges.peers.num_lost, runtime.store.num_refused
+        metrics.peers_alive = len(runtime.everybody) - 1 - len(runtime.heartbeats.lost)
+        return metrics
 
     def log(self, **values: float | Tensor) -> None:
         """Log figures of this worker: numbers, or tensors with one element. GPU tensors are read later, elsewhere.

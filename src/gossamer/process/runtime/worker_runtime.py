@@ -21,7 +21,7 @@ from gossamer.process.collectives.membership import BACKGROUND, FOREGROUND
 from gossamer.process.events import EventKind
 from gossamer.process.joining.handshake import Handshake
 from gossamer.process.joining.join_checks import register
-from gossamer.process.joining.join_facts import find_facts, name_ranks
+from gossamer.process.joining.join_facts import find_facts
 from gossamer.process.lifecycle import Phase, StepRetry, TrainingEnded
 from gossamer.process.liveness.heartbeats import Heartbeats, HeartbeatThread, Progress
 from gossamer.process.net.secret import NO_SECRET, is_loopback
@@ -43,13 +43,14 @@ from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.staging import Staging
 from gossamer.process.runtime.worker_state import WorkerState
 from gossamer.process.store.addresses import local_address
+from gossamer.process.store.claim_watch import ClaimWatch
 from gossamer.process.store.parsing import Refusals, read_time
 from gossamer.process.store.rank_claim import RankClaim
 from gossamer.process.store.rank_info import START_TIMEOUT_S, RankInfo
 from gossamer.process.store.worker_addresses import WorkerAddresses
 from gossamer.process.views.agreement import Agreement
 from gossamer.process.watches.peer_watch import PeerWatch
-from gossamer.process.watches.waits import FinishWait
+from gossamer.process.watches.waits import FinishWait, JoinWait
 from gossamer.recording import Recorder
 from gossamer.topology import Topology
 from gossamer.wire import Codec, Links, MeanLink
@@ -117,13 +118,16 @@ class WorkerRuntime:
         events = self.state.events
         refused = partial(events.add, EventKind.REFUSED)
         self.store = rank_info.connect_store(timeout_s, partial(events.add, EventKind.WAITING), refused)
-        if rank_info.workers > 1 and not rank_info.secret and not is_loopback(rank_info.host):
+        # Also of one worker: others may come to its run.
+        if not rank_info.secret and not is_loopback(rank_info.host):
             events.add(EventKind.UNPROTECTED, NO_SECRET)
         listener = self.store.listen(local_address(rank_info.host))
-        self._claim = RankClaim(self.store, listener.address)
+        self._claim = RankClaim(self.store, listener.address, lambda: len(self.everybody))
         self.refusals = Refusals(refused)
         self.addresses = WorkerAddresses(self.rank, listener.address, self.store, self.refusals)
         self.heartbeats = Heartbeats(self.rank, self.everybody, self.store, self.addresses)
+        self._claim_watch = ClaimWatch(self._claim, self.heartbeats.counter, self._end_as_second)
+        self.heartbeats.on_namesake = self._claim_watch.hear_of_namesake
         self.roster_store = RosterStore(self.store, self.everybody, self.refusals)
         history = self.state.history
         self.heartbeats.own_progress = lambda: Progress(history.steps, history.busy_s)
@@ -200,8 +204,8 @@ class WorkerRuntime:
         self.addresses.on_found = self.exchanges.peers.set_address
         train = self.groups.train
         # "started" is published once everybody has joined: a worker that reads it before it has joined comes back.
-        self._join_until = time.monotonic() + self._timeout_s
-        train.cancelled = lambda: self._too_late() or self.store.get("started") is not None
+        wait = JoinWait(self.everybody, self.heartbeats, self._timeout_s)
+        train.cancelled = lambda: wait.too_late() or self.store.get("started") is not None
         self.state.needs_state = self.rank != 0
         try:
             with contextlib.suppress(StepRetry):
@@ -212,21 +216,12 @@ class WorkerRuntime:
         except TrainingEnded:
             # Exchanges are recorded from here on.
             self._agree_on_start()
-            self._come_back()
+            self._come_back(wait)
             self._joined = True
         train.cancelled = lambda: False
+        self.driver.raise_background_error()
         self._agree_on_start()
         self.heartbeats.all_seen = True
-
-    def _too_late(self) -> bool:
-        """Raise InputError if the others have let this worker wait for too long; otherwise return False."""
-        if time.monotonic() > self._join_until:
-            alive = [rank for rank in self.everybody if rank != self.rank and rank not in self.heartbeats.lost]
-            raise InputError(
-                f"the other workers did not connect with worker {self.rank} within {self._timeout_s:.0f} s "
-                f"(alive: {name_ranks(alive) if alive else 'none'}): look at their output, or give a longer timeout"
-            )
-        return False
 
     def _agree_on_start(self) -> None:
         """Agree with the other workers on when the run began: the first one to publish its time decides.
@@ -240,11 +235,11 @@ class WorkerRuntime:
         self.driver.last_step_at = time.monotonic()
         self.recorder.origin = self.driver.last_step_at - (time.time() - float(self._began))
 
-    def _come_back(self) -> None:
+    def _come_back(self, wait: JoinWait) -> None:
         """Take over the state of the others: the run has begun without this worker, or before it was restarted."""
         self.state.needs_state = self.came_back = True
         train, averaged = self.groups.train, self.groups.averaged
-        train.cancelled = self._too_late
+        train.cancelled = wait.too_late
         is_new = self.rank in self.everybody.value.came
         how = "to the run" if is_new else "back"
         self.state.events.add(EventKind.TOOK_OVER, f"came {how}: taking over from the others")
@@ -301,8 +296,12 @@ class WorkerRuntime:
         try:
             self._republish()
         except InputError as error:
-            self.heartbeats.muted = True
-            self.driver.fail(error)
+            self._end_as_second(error)
+
+    def _end_as_second(self, error: InputError) -> None:
+        """Another live process has this rank: say nothing any more; the next step raises ``error``."""
+        self.heartbeats.muted = True
+        self.driver.fail(error)
 
     def _poll(self) -> None:
         """Maintain the connections. Runs in the heartbeat thread, ten times a second."""
@@ -310,6 +309,7 @@ class WorkerRuntime:
         parts = self.exchanges.poll, self.groups.poll, self.peer_watch.poll, self._policy.poll, self.roster_store.poll
         for poll in parts:
             poll()
+        self._claim_watch.poll()
         if self.method.pairwise and not self.method.lockstep:
             # Nobody has to agree: an edge is there once both ends know that they are neighbours.
             self.state.follow(self.everybody.value)

@@ -125,6 +125,10 @@ class WorkerState:
     def on_merge(self, text: str) -> None:
         self.events.add(EventKind.MERGED, text)
 
+    def on_discard(self, steps: int, text: str) -> None:
+        self.metrics.discarded += steps
+        self.events.add(EventKind.DISCARDED, text)
+
     def export_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         with self.lock, self.staging.on_training_stream():
             tensors = {"x": self.flat_model.x}

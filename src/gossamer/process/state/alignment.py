@@ -61,17 +61,20 @@ def align(
     # At the start of a run nobody has a state: all take that of the first member.
     sources = [index for index in ranks if steps[index] == newest] if newest >= 0 else [0]
     heads: tuple[Head, ...] = ()
+    discarded: dict[int, int] = {}
     if state.lockstep:
         lineage = None if step < 0 else state.lineage or ROOT
         standings = merging.exchange_standings(gather, merging.Standing(lineage, state.checksum()))
         heads = merging.heads_of(standings)
         sources = list(heads[0].ranks) if heads else [0]
+        discarded = merging.discarded_of(standings, heads)
     if view.number > 0:
         state.on_membership_change(known)
     if len(heads) > 1:
         merging.merge_states(broadcast, state, merging.parts_of(heads, standings), own)
         state.lineage = merging.merged_lineage(heads, view, len(members))
         state.on_merge(merging.describe(heads, members))
+        _say_discarded(state, discarded, own, members)
         return
     behind = [index for index in ranks if index not in sources]
     if len(behind) <= len(sources):
@@ -83,6 +86,12 @@ def align(
         transfer_state(broadcast, state, sends=own == sources[0], takes=own in behind)
     if state.lockstep:
         state.lineage = merging.merged_lineage(heads, view, len(members))
+    _say_discarded(state, discarded, own, members)
+
+
+def _say_discarded(state: TransferableState, discarded: dict[int, int], own: int, members: Sequence[int]) -> None:
+    if discarded:
+        state.on_discard(discarded.get(own, 0), merging.describe_discarded(discarded, members))
 
 
 def _transfer_between_two(

@@ -11,8 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-MAX_VIEWS = 256
-"""Views that a lineage remembers. Older ones are forgotten, so that a message that carries a lineage stays small."""
+MAX_VIEWS = 1024
+"""Views that a lineage remembers. Older ones are forgotten, so that a message that carries a lineage stays below 64 KB.
+
+A side of a partition that is away for more views than that has no view in common with the others any more. A worker
+that dies and comes back makes two: with one that does so every 2.5 seconds these are twenty minutes.
+"""
 
 
 class ViewId(NamedTuple):
@@ -75,6 +79,11 @@ class Lineage(NamedTuple):
             return Lineage(self.step + 1, view, (*self.parts[:-1], last._replace(made=last.made + 1)))
         return Lineage(self.step + 1, view, _sorted((*self.parts, Steps(view, 1, workers))))
 
+    def steps_missing_in(self, others: Sequence[Lineage]) -> int:
+        """Return how many steps are in this model and in none of others. Those of forgotten views are not known."""
+        most = [max((other.steps_of(part.view) for other in others), default=0) for part in self.parts]
+        return sum(max(0, part.made - max(0, there)) for part, there in zip(self.parts, most, strict=True))
+
     def work_missing_in(self, others: Iterable[Lineage]) -> int:
         """Return how many steps, counted for each worker that made them, are in this model and in none of others."""
         known = [{part.view: part.made for part in other.parts} for other in others]
@@ -117,6 +126,13 @@ def find_heads(models: dict[int, Lineage]) -> tuple[Head, ...]:
         for lineage, amount in zip(found, work, strict=True)
     ]
     return tuple(sorted(heads, key=lambda head: (-head.weight, head.ranks)))
+
+
+def find_discarded(models: dict[int, Lineage], heads: Sequence[Head]) -> dict[int, int]:
+    """Return how many steps are in a model and in no head, by rank: those who have such models began separately."""
+    kept = [head.lineage for head in heads]
+    lost = {rank: lineage for rank, lineage in models.items() if not any(one.includes(lineage) for one in kept)}
+    return {rank: lineage.steps_missing_in(kept) for rank, lineage in lost.items()}
 
 
 def merge(heads: Sequence[Head], view: ViewId, workers: int) -> Lineage:

@@ -8,13 +8,13 @@ averaged, each side by the work that only it has done.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from gossamer.process.state.lineage import ROOT, Head, Lineage, Steps, ViewId, find_heads, merge
+from gossamer.process.state.lineage import ROOT, Head, Lineage, Steps, ViewId, find_discarded, find_heads, merge
 from gossamer.process.state.state_transfer import TransferableState, move_state
 
 MAX_TEXT_BYTES = 1 << 20
@@ -49,7 +49,7 @@ def gather_texts(gather: Callable[[Tensor], list[Tensor]], own: bytes) -> list[b
     padded = torch.zeros(max(lengths), dtype=torch.uint8)
     padded[: len(own)] = torch.frombuffer(bytearray(own), dtype=torch.uint8)
     rows = gather(padded)
-    return [bytes(row[:length].tolist()) for row, length in zip(rows, lengths, strict=True)]
+    return [row[:length].numpy().tobytes() for row, length in zip(rows, lengths, strict=True)]
 
 
 def _parse(text: bytes) -> Standing:
@@ -71,8 +71,17 @@ def _view(row: Any) -> ViewId:
 
 def heads_of(standings: Sequence[Standing]) -> tuple[Head, ...]:
     """Return the models that are behind no other, by index of the member; empty if nobody has one."""
-    models = {index: standing.lineage for index, standing in enumerate(standings) if standing.lineage is not None}
+    models = _models(standings)
     return find_heads(models) if models else ()
+
+
+def discarded_of(standings: Sequence[Standing], heads: Sequence[Head]) -> dict[int, int]:
+    """Return how many steps members lose whose models have nothing in common with those that go on, by index."""
+    return find_discarded(_models(standings), heads)
+
+
+def _models(standings: Sequence[Standing]) -> dict[int, Lineage]:
+    return {index: standing.lineage for index, standing in enumerate(standings) if standing.lineage is not None}
 
 
 def parts_of(heads: Sequence[Head], standings: Sequence[Standing]) -> list[Part]:
@@ -126,6 +135,16 @@ def describe(heads: Sequence[Head], members: Sequence[int]) -> str:
         return f"{head.weight:.0%} of worker{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
     return "workers that trained separately were averaged: " + ", ".join(map(side, heads))
+
+
+def describe_discarded(discarded: Mapping[int, int], members: Sequence[int]) -> str:
+    """Return what was lost, for people."""
+    ranks = ", ".join(str(members[index]) for index in discarded)
+    whose = f"worker{'s' if len(discarded) > 1 else ''} {ranks}"
+    return (
+        f"{max(discarded.values())} steps of {whose} were discarded: models that began separately, or have been apart "
+        "for too long, have nothing in common and cannot be averaged"
+    )
 
 
 def merged_lineage(heads: Sequence[Head], view: ViewId, workers: int) -> Lineage:

@@ -39,6 +39,9 @@ class TransferableState(Protocol):
     def on_merge(self, text: str) -> None:
         """The models of workers that trained separately were averaged."""
 
+    def on_discard(self, steps: int, text: str) -> None:
+        """Models of some members had nothing in common with the others and are gone; ``steps``: of this worker."""
+
     def export_state(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Return the whole state: tensors in host memory, and the rest as JSON data."""
 

@@ -99,6 +99,12 @@ class FailoverStore:
         own = self.listener.address if self.listener is not None else None
         return self._current == own or (self._hosted is not None and self._current == self.home)
 
+    @property
+    def num_refused(self) -> int:
+        """How many connections of strangers were refused, at the listening port and at the home store if it is here."""
+        listeners = [self.listener, None if self._hosted is None else self._hosted.listener]
+        return sum(listener.refusals.total() for listener in listeners if listener is not None)
+
     # Requests; all of them return None or False if no store can be reached
 
     def get(self, key: str) -> bytes | None:

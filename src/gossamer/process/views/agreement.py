@@ -12,7 +12,7 @@ from gossamer.process.roster.roster import MAX_RANKS
 from gossamer.process.store.parsing import Refusals
 from gossamer.process.views.grouping import Grouping
 from gossamer.process.views.messages import FINISH, PURPOSES, View, from_bytes, to_bytes
-from gossamer.process.views.view_change import Ask, Installed, SendTo, Tell, ViewChange
+from gossamer.process.views.view_change import Installed, ProbeLinks, SendTo, Tell, ViewChange
 
 CHECK_S = 0.02
 """How often a worker that waits for a view checks whether there is still use in that."""
@@ -51,9 +51,12 @@ class Agreement:
         index = PURPOSES.index(purpose)
         return max(self._machines[index].requested, self._asked[index])
 
-    def any_lost(self, ranks: Sequence[int]) -> bool:
-        """Return whether one of these, for which this worker has waited for long, is dead or in another group."""
-        self._heartbeats.ask(ranks)
+    def probe_for_lost(self, ranks: Sequence[int]) -> bool:
+        """Probe the links to these, for which this worker has waited for long.
+
+        Return whether one of them is dead, or in another group, as far as is known by now.
+        """
+        self._heartbeats.probe(ranks)
         return not (self._heartbeats.lost | self.grouping.apart).isdisjoint(ranks)
 
     def request(self, purpose: str, number: int) -> None:
@@ -131,8 +134,8 @@ class Agreement:
                     data = to_bytes(message)
                     for rank in ranks:
                         heartbeats.send(rank, data)
-                case Ask(ranks):
-                    heartbeats.ask(ranks)
+                case ProbeLinks(ranks):
+                    heartbeats.probe(ranks)
                 case Tell(number):
                     heartbeats.act(partial(Liveness.request, membership=purpose, number=number))
                 case Installed(view):

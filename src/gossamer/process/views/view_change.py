@@ -31,7 +31,7 @@ NEVER = float("-inf")
 RETRY_S = 0.2
 """After how long a message without an answer is repeated."""
 
-ASK_AFTER = 2
+PROBE_AFTER = 2
 """Who has said something again so often finds out whether those can be reached who do not answer."""
 
 SETTLE_S = 1.0
@@ -46,7 +46,7 @@ class SendTo(NamedTuple):
     message: ViewMessage
 
 
-class Ask(NamedTuple):
+class ProbeLinks(NamedTuple):
     """Find out whether these workers can be reached: this one has waited for them for long."""
 
     ranks: tuple[int, ...]
@@ -78,7 +78,7 @@ class ViewChange:
         self.installed: View | None = None
         self.waits = False
         """This worker waits for the next view."""
-        self.actions: list[SendTo | Ask | Tell | Installed] = []
+        self.actions: list[SendTo | ProbeLinks | Tell | Installed] = []
         self._promised = NO_VIEW
         """The highest view that this worker has accepted or proposed."""
         self._accepted: ViewId | None = None
@@ -176,11 +176,11 @@ class ViewChange:
     def _repeat(self) -> None:
         self.update()
         self._num_repeated += 1
-        if self._num_repeated > ASK_AFTER and self.waits:
-            # The members of a view have to reach each other too. They are asked if those it waits for have answered.
+        if self._num_repeated > PROBE_AFTER and self.waits:
+            # The members of a view have to reach each other too. They come second: a few are probed at a time.
             self.actions += [
-                Ask(self._waits_for()),
-                Ask(tuple(rank for rank in self.everybody if rank != self.own.rank)),
+                ProbeLinks(self._waits_for()),
+                ProbeLinks(tuple(rank for rank in self.everybody if rank != self.own.rank)),
             ]
         if self._proposal is not None:
             self._send(sorted(self._yet_to_accept), ViewKind.PROPOSE, self._proposal)

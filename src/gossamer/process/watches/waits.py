@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Collection
 
+from gossamer.errors import InputError
 from gossamer.process.events import EventKind, Events
 from gossamer.process.joining.join_facts import name_ranks
 from gossamer.process.liveness.heartbeats import Heartbeats, Progress
@@ -47,3 +48,22 @@ def series_line(name: str, missing: list[int]) -> str:
         f"swarm.{name} has waited for {SAY_AFTER_S:.0f} s for {name_ranks(missing)}: all workers must call it, "
         "equally often and in the same order"
     )
+
+
+class JoinWait:
+    """The wait of ``join`` for the others, at most ``timeout_s`` from now on."""
+
+    def __init__(self, everybody: Collection[int], heartbeats: Heartbeats, timeout_s: float) -> None:
+        self._everybody, self._heartbeats, self._timeout_s = everybody, heartbeats, timeout_s
+        self._until = time.monotonic() + timeout_s
+
+    def too_late(self) -> bool:
+        """Raise InputError if the others have let this worker wait for too long; otherwise return False."""
+        if time.monotonic() > self._until:
+            rank, lost = self._heartbeats.rank, self._heartbeats.lost
+            alive = [other for other in self._everybody if other != rank and other not in lost]
+            raise InputError(
+                f"the other workers did not connect with worker {rank} within {self._timeout_s:.0f} s "
+                f"(alive: {name_ranks(alive) if alive else 'none'}): look at their output, or give a longer timeout"
+            )
+        return False

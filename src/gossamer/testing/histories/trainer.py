@@ -155,7 +155,7 @@ class Trainer:
 
     def _ask(self, view: View) -> None:
         """Find out whether the others can be reached."""
-        self.process.machine.reachability.ask(view.ranks, self.world.now)
+        self.process.machine.reachability.probe(view.ranks, self.world.now)
 
     def _is_lost(self, collective: Collective, waited_s: float) -> bool:
         others = [rank for rank in collective.view.ranks if rank != self.rank]

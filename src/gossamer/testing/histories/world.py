@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from gossamer.process.liveness.actions import Send
-from gossamer.process.liveness.peer import BOARD_WORKERS, Timing
+from gossamer.process.liveness.actions import Notice, Send
+from gossamer.process.liveness.board import BOARD_WORKERS
+from gossamer.process.liveness.peer import Timing
 from gossamer.process.liveness.records import Stage, first_record
 from gossamer.process.state.lineage import ViewId
 from gossamer.process.views.messages import FINISH, PURPOSES, View
-from gossamer.process.views.view_change import Ask, Installed, SendTo, Tell, ViewChange
+from gossamer.process.views.view_change import Installed, ProbeLinks, SendTo, Tell, ViewChange
 from gossamer.seeds import text_stream
 from gossamer.testing.histories.collectives import Collectives
 from gossamer.testing.histories.delivery import Delivery
@@ -280,7 +281,7 @@ class World:
                 for action in actions:
                     if isinstance(action, Send):
                         self.delivery.send(process, action.ranks, action.message)
-                    else:
+                    elif isinstance(action, Notice):
                         self.invariants.check_notice(process, action)
             if machine.changed:
                 changed, machine.changed = machine.changed, set()
@@ -306,12 +307,14 @@ class World:
                     views.heard(record.rank, record.process, record.views[index])
             views.update()
 
-    def _carry_out_view(self, process: Process, views: ViewChange, action: SendTo | Ask | Tell | Installed) -> None:
+    def _carry_out_view(
+        self, process: Process, views: ViewChange, action: SendTo | ProbeLinks | Tell | Installed
+    ) -> None:
         match action:
             case SendTo(ranks, message):
                 self.delivery.send(process, ranks, message)
-            case Ask(ranks):
-                process.machine.reachability.ask(ranks, self.now)
+            case ProbeLinks(ranks):
+                process.machine.reachability.probe(ranks, self.now)
             case Tell(number):
                 self.requested_at = self.now
                 process.machine.request(views.purpose, number)

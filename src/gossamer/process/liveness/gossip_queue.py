@@ -19,7 +19,9 @@ MAX_PUSHED_RECORDS = 64
 """The same for messages with the records of all, in records: when many workers join, each of them is news to all."""
 
 
-class News:
+class GossipQueue:
+    """The records, counters and deaths that wait to be told to the neighbours."""
+
     def __init__(self, others: Iterable[int], max_records: int = MAX_RECORDS) -> None:
         self.max_records = max_records
         self._others = deque(others)
