@@ -9,7 +9,7 @@ from compress_lockstep import FakeWorker, average_all, make_workers
 from gossamer.compress.lowrank import LowRank
 from gossamer.compress.quantized import Int8, Sign
 from gossamer.compress.randomblock import RandomBlock
-from gossamer.compress.topk import TopK, largest
+from gossamer.compress.topk import TopK, bound_on_largest, exceeding, largest
 from gossamer.errors import InputError
 
 
@@ -152,9 +152,18 @@ def test_topk_finds_the_largest_of_many(kind, ratio):
         "not a number": torch.where(torch.arange(length) % 9999 == 3, float("nan"), noise),
     }[kind]
     count = -(-length // ratio)
-    found = largest(vector, count)
-    assert len(found.unique()) == count
+    values, indices = largest(vector, count)
+    assert len(indices) == count
+    assert (indices.diff() > 0).all(), "not ascending, or not distinct"
+    torch.testing.assert_close(values, vector[indices], equal_nan=True, rtol=0, atol=0)
     expected = vector.abs().topk(count).values
-    torch.testing.assert_close(
-        vector[found].abs().sort(descending=True).values, expected, equal_nan=True, rtol=0, atol=0
-    )
+    torch.testing.assert_close(values.abs().sort(descending=True).values, expected, equal_nan=True, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("ratio", [16, 128, 1024])
+def test_topk_looks_at_few_candidates(ratio):
+    """More than are wanted, or all elements have to be sorted; but not many more."""
+    vector = torch.randn(1_000_003, generator=torch.Generator().manual_seed(0))
+    count = -(-len(vector) // ratio)
+    candidates, _ = exceeding(vector, bound_on_largest(vector, count))
+    assert count <= len(candidates) <= 3 * count

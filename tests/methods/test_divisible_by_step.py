@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from gossamer import compress
+from gossamer.compress import topk
 from gossamer.config import resolve
 from gossamer.errors import InputError
 from gossamer.methods.divisible import Divisible, common_share
@@ -55,6 +56,15 @@ def test_gradient_mass_is_conserved_and_replicas_are_equal_at_every_step(compres
 def test_replicas_are_equal_to_the_bit_in_float32_too(gradients):
     result = simulate(make_run(**{**RUN, "clock": "hardware"}, steps=30, straggler="1:4", gradient_backend=gradients))
     assert [point.consensus for point in result.history] == [0.0] * len(result.history)
+
+
+def test_a_long_vector_takes_the_same_way(monkeypatch):
+    """From some length on, top-k looks at candidates only, and all arithmetic goes chunk by chunk on real workers."""
+    run = {"task": "quadratic", "method": "divisible", "workers": 2, "dim": topk.MIN_LENGTH + 77, "steps": 9}
+    run |= {"period": 3, "warmup": 2, "ratio": 64.0, "clock": "ideal"}
+    quick = simulated(**run).model
+    monkeypatch.setattr(topk, "MIN_LENGTH", 1 << 30)
+    assert torch.equal(quick, simulated(**run).model)
 
 
 def written_out(b, *, steps, period, delay, warmup, lookahead, clip, keep, lr=0.05, beta1=0.9, beta2=0.999, eps=1e-8):

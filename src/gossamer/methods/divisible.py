@@ -115,6 +115,8 @@ class Divisible(Method):
             raise InputError("divisible decouples weight decay from the gradient: use --optimizer adamw")
 
     def eval_point(self, worker: Worker, out: Tensor) -> None:
+        import torch
+
         share = self.lookahead(worker)
         if share == 0.0 or worker.scalars.get("w", 0.0) == 0.0:
             out.copy_(worker.x)
@@ -123,8 +125,7 @@ class Divisible(Method):
         size, factor = len(undelivered), -share * worker.optimizer_setting("lr")
         in_flight = worker.vector("in_flight", 2 * size + 1)[:size]
         for y, a, sent, scale, x in chunks(out, undelivered, in_flight, self.scale(worker), worker.x):
-            y.copy_(a).add_(sent)
-            y.mul_(scale).clamp_(-clip, clip).mul_(factor).add_(x)
+            torch.add(x, (a + sent).mul_(scale).clamp_(-clip, clip), alpha=factor, out=y)
 
     def lookahead(self, worker: Worker) -> float:
         """Return the present λ."""
