@@ -69,7 +69,12 @@ class Contender:
 
     @property
     def key(self) -> str:
-        return self.alone if self.name == "none" else self.name
+        return {"none": self.alone, "ddp": self.ddp}.get(self.name, self.name)
+
+    @property
+    def ddp(self) -> str:
+        """DDP with the same optimizer; with SGD beside accumadam, which it is not measured with."""
+        return "ddp adam" if self.optimizer == "adam" else "ddp"
 
 
 def contenders(*names: str) -> list[Contender]:
@@ -88,10 +93,11 @@ def contenders(*names: str) -> list[Contender]:
         Contender("overlap", "accumadam"),
         Contender("decent-dp", "accumadam"),
         Contender("none", "adam", lockstep=False),
+        Contender("ddp", "adam"),
         Contender("divisible", "adam", cycle=period, settings=divisible, warm_up_steps=period + 4),
     ]
     assert all(one.name in METHODS or one.name in ("none", "ddp", "decent-dp") for one in found)
-    return [one for one in found if not names or one.name in names or one.key in names]
+    return [one for one in found if not names or one.key in names or (one.name == "none" and "none" in names)]
 
 
 class Crew:
@@ -218,7 +224,10 @@ def speeds(args: argparse.Namespace, rate_mbit: float | None, chosen: list[Conte
         mine, alone = turns[one.key], turns[one.alone]
         rates = [turn["steps_per_s"] for turn in mine]
         shares = [a["steps_per_s"] / b["steps_per_s"] for a, b in zip(mine, alone, strict=True)]
-        beside_ddp = [a["steps_per_s"] / b["steps_per_s"] for a, b in zip(mine, turns["ddp"], strict=True)]
+        beside_ddp, beside_same = (
+            [a["steps_per_s"] / b["steps_per_s"] for a, b in zip(mine, turns[ddp], strict=True)]
+            for ddp in ("ddp", one.ddp)
+        )
         rows.append(
             {
                 "contender": "no communication" if one.name == "none" else one.name,
@@ -226,7 +235,8 @@ def speeds(args: argparse.Namespace, rate_mbit: float | None, chosen: list[Conte
                 "steps/s, all workers": statistics.median(rates),
                 "share of no communication": statistics.median(shares),
                 "spread": f"{min(shares):.3f}–{max(shares):.3f}",
-                "times DDP": statistics.median(beside_ddp),
+                "times DDP with SGD": statistics.median(beside_ddp),
+                "times DDP, same optimizer": statistics.median(beside_same) if one.optimizer != "accumadam" else "–",
                 "exchanges/step": statistics.median(turn["exchanges_per_step"] / WORKERS for turn in mine),
                 "CPU ms/step": 1e3 * statistics.median(turn["cpu_s_per_step"] / WORKERS for turn in mine),
             }
@@ -267,7 +277,7 @@ def chosen(args: argparse.Namespace) -> list[Contender]:
     """The contenders that the user wants to see, and what they are compared with."""
     names = args.contenders.split(",") if args.contenders else []
     named = contenders(*names)
-    needed = {"ddp", *(one.alone for one in named)}
+    needed = {"ddp", *(one.alone for one in named), *(one.ddp for one in named)}
     return contenders(*needed, *names) if names else named
 
 
@@ -338,7 +348,7 @@ def memory(args: argparse.Namespace) -> list[Row]:
             peaks[one.key] = statistics.median(answer["peak_bytes"] for answer in answers) / (4 * SIZE)
     return [
         {
-            "contender": one.name,
+            "contender": one.key,
             "peak, vectors": peaks[one.key],
             "no communication, vectors": peaks[one.alone],
             "extra, vectors": peaks[one.key] - peaks[one.alone],
@@ -377,7 +387,9 @@ def machine(args: argparse.Namespace) -> dict[str, Any]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--only", default=",".join(SECTIONS), help="some of " + ", ".join(SECTIONS))
-    parser.add_argument("--contenders", default="", help="some of none, ddp, decent-dp and the methods; default: all")
+    parser.add_argument(
+        "--contenders", default="", help="some of none, ddp, ddp adam, decent-dp and the methods; default: all"
+    )
     parser.add_argument("--repeats", type=int, default=3, help="turns of every contender")
     parser.add_argument("--seconds", type=float, default=3.0, help="that a turn is measured, at least")
     parser.add_argument("--seed", type=int, default=0)
