@@ -60,8 +60,8 @@ class Mean:
     """Average ``vector`` over a group of workers.
 
     The answer is the mean, a tensor that the method must not write to; ``(mean, mean of the scalars)`` if ``scalars``
-    are given. It is valid until the method asks for the next mean of the same topic, or starts it: that one may take its
-    memory.
+    are given. It is valid until the method asks for the next mean of the same topic, or starts it: that one may take
+    its memory.
     """
 
     vector: Tensor

@@ -56,6 +56,9 @@ class Worker(Protocol):
     def gradient(self) -> Tensor:
         """The newest mini-batch gradient as one flat vector. The optimizer steps with its content."""
 
+    def add_gradient(self, vector: Tensor) -> None:
+        """Add ``gradient`` to ``vector``. A real worker has the gradient in pieces, and need not join them first."""
+
     @property
     def scalars(self) -> dict[str, float]:
         """Numbers that the method keeps, by name."""

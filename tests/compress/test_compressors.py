@@ -119,7 +119,7 @@ def test_error_feedback_conserves_mass(name):
         vectors = draw(3, 3000, seed=round, dtype=torch.float64)
         given_in += torch.stack(vectors).mean(0)
         generators = [
-            compress.average_with_feedback(compressor, worker, vector, residual, round, "test")
+            compress.average_with_feedback(compressor, worker, residual.add_(vector), round, "test")
             for worker, vector, residual in zip(workers, vectors, residuals, strict=True)
         ]
         means, _ = together(generators)
@@ -138,7 +138,7 @@ def test_error_feedback_delivers_a_constant_vector_in_the_end(name):
     for round in range(num_rounds):
         means, _ = together(
             [
-                compress.average_with_feedback(compressor, worker, vector, residual, round, "test")
+                compress.average_with_feedback(compressor, worker, residual.add_(vector), round, "test")
                 for worker, vector, residual in zip(workers, vectors, residuals, strict=True)
             ]
         )

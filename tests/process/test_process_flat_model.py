@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 import gossamer
+from gossamer.process.runtime.flat_model import FlatModel
 from gossamer.vectors.flat import Flat
 
 
@@ -49,3 +50,18 @@ def test_views_that_cannot_be_used_are_copies(monkeypatch):
     assert views["weight"].data_ptr() == vector.data_ptr()
     assert views["bias"].tolist() == [9.0, 10.0, 11.0]
     assert views["bias"].data_ptr() % 16 == 0
+
+
+def test_gradients_are_added_as_they_are_joined():
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2).to(torch.bfloat16), nn.Linear(2, 5), nn.Linear(5, 1))
+    flat_model = FlatModel(model, torch.optim.SGD(model.parameters(), lr=0.1), two_vectors=True)
+    for parameter in [*model.parameters()][:5]:  # the others have none
+        parameter.grad = torch.randn_like(parameter)
+    start = torch.randn(flat_model.flat.size)
+    added, added_again = start.clone(), start.clone()
+    flat_model.add_gradient(added)
+    joined = flat_model.gradient()
+    assert torch.equal(added, start + joined)
+    joined.mul_(2)  # a method may write to it
+    flat_model.add_gradient(added_again)
+    assert torch.equal(added_again, start + joined)

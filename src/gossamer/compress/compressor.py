@@ -78,15 +78,15 @@ class Dense:
 
 
 def average_with_feedback(
-    compressor: Compressor, worker: Worker, vector: Tensor, residual: Tensor, round: int, topic: str
+    compressor: Compressor, worker: Worker, residual: Tensor, round: int, topic: str
 ) -> Generator[Effect, Any, list[Part]]:
-    """Average ``vector + residual`` compressed; leave what was not sent in ``residual``. This is error feedback:
+    """Average ``residual`` compressed; leave in it what was not sent. This is error feedback:
 
-        p_i = g_i + a_i ;  c_i = compress(p_i) ;  a_i = p_i − c_i ;  returns the parts of mean_i c_i
+        c_i = compress(p_i) ;  a_i = p_i − c_i ;  returns the parts of mean_i c_i
 
-    ``vector`` may change after the first effect was yielded, ``residual`` only after the return.
+    ``residual``, p_i, is the sum of what this worker has to send now and of what was not sent before. Nobody else may
+    change it before the return.
     """
-    residual.add_(vector)
     mean, kept = yield from compressor.average(worker, residual, round, topic)
     add_parts(residual, [kept], -1.0)
     return mean

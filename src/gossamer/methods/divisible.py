@@ -146,15 +146,16 @@ class Divisible(Method):
 
     @yields(Mean, Gather, Start, Wait)
     def step(self, worker: Worker) -> MethodGenerator:
-        round, gradient = worker.step, worker.gradient
+        round = worker.step
         if round < self.config.warmup:
-            mean = yield Mean(gradient, round=round, topic="foreground")
+            mean = yield Mean(worker.gradient, round=round, topic="foreground")
             self.update_v(worker, mean, 1)
             arrived = [compress.Part(mean)]
         else:
             undelivered = worker.vector("undelivered")
+            worker.add_gradient(undelivered)
             arrived = yield from compress.average_with_feedback(
-                self.compressor, worker, gradient, undelivered, round, "foreground"
+                self.compressor, worker, undelivered, round, "foreground"
             )
             due = (round - self.config.warmup) % self.config.period == 0
             if self.delay and worker.scalars.get("merge_at") == round:

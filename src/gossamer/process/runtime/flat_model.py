@@ -207,6 +207,16 @@ class FlatModel:
             self.gradient_packed = True
         return self.gradient_buffer()
 
+    def add_gradient(self, vector: Tensor) -> None:
+        """Add all gradients to ``vector``."""
+        if self.gradient_packed:
+            # A method may have written to it.
+            vector.add_(self.gradient_buffer())
+            return
+        for parameter, part in zip(self.parameters, self.flat.parts, strict=True):
+            if parameter.grad is not None:
+                part.view(vector).add_(local_gradient(parameter))
+
     def gradient_buffer(self) -> Tensor:
         """Return the vector of gradients, whatever it holds."""
         if self._gradient is None:

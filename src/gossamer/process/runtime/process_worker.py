@@ -55,6 +55,9 @@ class ProcessWorker:
     def gradient(self) -> Tensor:
         return self.flat_model.gradient()
 
+    def add_gradient(self, vector: Tensor) -> None:
+        self.flat_model.add_gradient(vector)
+
     @property
     def time(self) -> float:
         # The ranks of a replica have clocks of their own, and count the same gradients.

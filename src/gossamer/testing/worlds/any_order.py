@@ -58,6 +58,9 @@ class Peer:
         self._snapshot = x.clone()
         self._optimizer_state: dict[str, Tensor] = {}
 
+    def add_gradient(self, vector: Tensor) -> None:
+        vector.add_(self.gradient)
+
     @property
     def offsets(self) -> tuple[int, ...]:
         # As many tensors as there can be, so that a method may cut anywhere.

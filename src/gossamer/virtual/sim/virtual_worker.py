@@ -95,6 +95,9 @@ class VirtualWorker:
     def time(self) -> float:
         return self._queue.now / self.mean_gradient_time
 
+    def add_gradient(self, vector: Any) -> None:
+        vector.add_(self.gradient)
+
     def idle_until(self, now: float) -> float:
         return self.idle_time + (now - self.idle_since if self.idle_since is not None else 0.0)
 
