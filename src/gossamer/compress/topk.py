@@ -38,8 +38,8 @@ def largest(vector: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """Return the ``count`` largest elements by magnitude, and their indices, ascending.
 
     On the CPU a long vector takes one pass: a sample gives a bound that more than ``count`` elements should exceed, and
-    only those are candidates. If they turn out to be too few, all elements are. The result does not depend on the
-    bound.
+    only those are candidates. If they turn out to be too few, all elements are. Which elements are found depends on the
+    bound only among those of equal magnitude.
     """
     if vector.device.type == "cpu" and vector.dtype == torch.float32 and count * 8 < len(vector) > MIN_LENGTH:
         values, indices = exceeding(vector, bound_on_largest(vector, count))
@@ -47,8 +47,8 @@ def largest(vector: Tensor, count: int) -> tuple[Tensor, Tensor]:
             # NaN counts as the largest, as in torch.topk.
             chosen = np.sort(np.argpartition(np.abs(values), -count)[-count:])
             return torch.from_numpy(values[chosen]), torch.from_numpy(indices[chosen])
-    chosen = vector.abs().topk(count, sorted=False).indices.sort().values
-    return vector[chosen], chosen
+    of_all = vector.abs().topk(count, sorted=False).indices.sort().values
+    return vector[of_all], of_all
 
 
 def bound_on_largest(vector: Tensor, count: int) -> float:
