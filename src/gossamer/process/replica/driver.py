@@ -15,6 +15,7 @@ from gossamer.methods.loading.method_contract import check_effect
 from gossamer.process.collectives.membership import ASYNC, BACKGROUND
 from gossamer.process.events import EventKind
 from gossamer.process.lifecycle import CommAborted, StepRetry, TrainingEnded
+from gossamer.process.pairwise.exchanges import PairwiseExchanges
 from gossamer.process.replica.agreement import AGREE_S, MEMBERS_MODULUS, Agreement
 from gossamer.process.replica.background import (
     COMPLETED,
@@ -35,6 +36,7 @@ from gossamer.process.replica.background import (
     run_background,
 )
 from gossamer.process.replica.boundary import Boundary
+from gossamer.process.replica.effects import ReplicaEffectHandler
 from gossamer.process.replica.exchanges import ReplicaExchanges
 from gossamer.process.replica.state import ReplicaState
 from gossamer.process.runtime.driver import Driver
@@ -215,6 +217,13 @@ class ReplicaDriver(Driver):
     def thaw(self) -> None:
         self._rebuild_until = float("inf")
         self._frozen.thaw()
+
+
+def find_parts(replica: Agreement | None) -> tuple[type[WorkerState], type[PairwiseExchanges], type[EffectHandler]]:
+    """Return the classes of which a worker consists, or a rank of a replica."""
+    if replica is None:
+        return WorkerState, PairwiseExchanges, EffectHandler
+    return ReplicaState, ReplicaExchanges, ReplicaEffectHandler
 
 
 def make_driver(

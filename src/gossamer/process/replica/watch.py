@@ -34,7 +34,7 @@ MAX_LINE_BYTES = 200
 KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3))
 """A machine that is off breaks no connection: the kernel notices after ten seconds."""
 
-FINISHED, LEFT, DIED, MESSAGE = "finished", "left", "died", "message"
+FINISHED, LEFT, DIED, MESSAGE, REFUSED = "finished", "left", "died", "message", "refused"
 RECEIVE_BYTES = 1 << 16
 
 
@@ -50,6 +50,8 @@ class ReplicaWatch:
         """Called in the thread of this watch with each message of the first rank."""
         self.lost = ""
         """Which rank is lost, in words; empty while all are there."""
+        self.refused = ""
+        """Why another rank could not join: the line that it raised."""
         self._peers: dict[int, socket.socket] = {}
         self._received: dict[int, bytes] = {}
         """What has come of a line that is not complete yet."""
@@ -131,19 +133,23 @@ class ReplicaWatch:
             what, _, rest = line.decode(errors="replace").partition(" ")
             if what == MESSAGE:
                 self.on_message(rest)
+            elif what == REFUSED:
+                shard, _, why = rest.partition(" ")
+                self.refused = self.refused or why
+                self._ended(int(shard) if shard.isdigit() else peer, LEFT, why)
             else:
                 self._ended(int(rest) if rest.isdigit() else peer, what)
         if not data:
             self._ended(peer, DIED)
         return bool(data)
 
-    def _ended(self, shard: int, how: str) -> None:
-        """A rank has finished, left or died."""
+    def _ended(self, shard: int, how: str, why: str = "") -> None:
+        """A rank has finished, left or died. ``why``: if it could not join."""
         if shard in self._told:
             return
         self._told.add(shard)
         if self.inner.shard == 0:
-            self._tell(f"{how} {shard}", but=shard)
+            self._tell(f"{REFUSED} {shard} {why}" if why else f"{how} {shard}", but=shard)
         if how in (DIED, LEFT) and not self._closed.is_set():
             threading.Thread(target=self._lost, args=(shard, how), daemon=True).start()
 
@@ -170,12 +176,18 @@ class ReplicaWatch:
         """Send a message, without a line break, from the first rank to all others. They receive all in this order."""
         self._tell(f"{MESSAGE} {message}")
 
-    def close(self, finished: bool) -> None:
-        """Say goodbye. ``finished``: in order, after ``finish``; otherwise the replica cannot go on."""
+    def close(self, finished: bool, why: str = "") -> None:
+        """Say goodbye. ``finished``: in order, after ``finish``; otherwise the replica cannot go on.
+
+        ``why``: this rank could not join. The others raise the same line.
+        """
         if self._closed.is_set():
             return
         self._closed.set()
-        self._tell(f"{FINISHED if finished else LEFT} {self.inner.shard}")
+        line = " ".join(why.split())
+        self._tell(
+            f"{REFUSED} {self.inner.shard} {line}" if line else f"{FINISHED if finished else LEFT} {self.inner.shard}"
+        )
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(2 * POLL_S)
         for peer in self._peers.values():
