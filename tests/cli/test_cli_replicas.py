@@ -7,6 +7,9 @@ import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
 
+from gossamer.runs.status import WorkerStatus
+from gossamer.train.replica.status import whole_status
+
 TASK = """
 import os, pathlib, signal, time
 import torch
@@ -46,6 +49,12 @@ def task(tmp_path):
         return ("--task", "lines.py", "--workers", "2", "--replica-size", "2", "--lr", "0.05")
 
     return write
+
+
+def test_the_status_of_a_replica_has_the_consensus_distance_of_its_ranks_and_the_sum_of_their_bytes():
+    ranks = [WorkerStatus(1, consensus=3.0, bytes_sent=number) for number in (5, 6)]
+    whole = whole_status(ranks[0], ranks[1:])
+    assert (whole.consensus, whole.bytes_sent) == (3.0, 11)
 
 
 def model(path):

@@ -281,7 +281,8 @@ class Training:
         swarm.finish()
         self.status.missing = list(swarm.missing)
         measure_exchanges(self.status, self._resumed_status, self.swarm.metrics())
-        self.status.consensus = rounded_distance(own, self.task.parameters())
+        apart = rounded_distance(own, self.task.parameters())
+        self.status.consensus = apart if self.replica is None else swarm.metrics().consensus
         self.status.loss, self.status.accuracy = self.task.evaluate()
         self.status.state = DONE
         folder = self.job_spec.path

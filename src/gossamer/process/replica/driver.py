@@ -44,6 +44,7 @@ from gossamer.process.runtime.effect_handler import EffectHandler
 from gossamer.process.runtime.partition_policy import PartitionPolicy
 from gossamer.process.runtime.process_worker import MergeRecorder
 from gossamer.process.runtime.worker_state import WorkerState
+from gossamer.vectors.copies import Copies
 
 ROW_WIDTH = 6
 """Numbers that ranks tell each other at once, at most."""
@@ -58,6 +59,7 @@ class ReplicaDriver(Driver):
         assert isinstance(state, ReplicaState)
         assert isinstance(effects.exchanges, ReplicaExchanges)
         self._frozen, self._exchanges, self._compares = state, effects.exchanges, replica.background
+        replica.copies = self._exchanges.copies = Copies(state.flat_model.model, replica.size)
         self.boundary = self._exchanges.boundary = Boundary(replica.watch, self.lifecycle, self._exchanges.give)
         replica.watch.on_loss = partial(state.events.add, EventKind.DIED)
         replica.watch.start()
