@@ -33,7 +33,7 @@ class Copies:
             self.spans.append((start, part.end, copies))
 
     def squared_distance(self, one: Tensor, other: Tensor) -> float:
-        """Return this rank's part of the squared distance of two vectors of the replica: the sum over ranks is the whole.
+        """Return this rank's part of the squared distance of two vectors: summed over ranks, it is the whole one.
 
         The vectors may hold several of the model's size, one behind the other.
         """
