@@ -3,7 +3,7 @@
 A rank that is lost leaves the others in a collective of the user's own parallelism, in which they may hang: NCCL waits
 for minutes. So the first rank of a replica accepts a connection of each other one. A connection that breaks without a
 word means that its rank is dead, and the first rank tells the others. Over the same connections the first rank tells
-the others what it has decided (``boundary``).
+the others what it has decided (``boundary``, ``train/replica/turn``).
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ class ReplicaWatch:
         self.inner = inner
         self.on_loss: Callable[[str], None] = lambda text: None
         """Called once if another rank dies."""
-        self.on_message: Callable[[str], None] = lambda message: None
-        """Called in the thread of this watch with each message of the first rank."""
+        self.on_message: dict[str, Callable[[str], None]] = {}
+        """Called in the thread of this watch with each message, by its first word. Set before ``start``."""
         self.lost = ""
         """Which rank is lost, in words; empty while all are there."""
         self.refused = ""
@@ -132,7 +132,8 @@ class ReplicaWatch:
         for line in lines:
             what, _, rest = line.decode(errors="replace").partition(" ")
             if what == MESSAGE:
-                self.on_message(rest)
+                kind, _, text = rest.partition(" ")
+                self.on_message[kind](text)
             elif what == REFUSED:
                 shard, _, why = rest.partition(" ")
                 self.refused = self.refused or why
@@ -173,7 +174,9 @@ class ReplicaWatch:
                         peer.sendall(f"{line}\n".encode())
 
     def send(self, message: str) -> None:
-        """Send a message, without a line break, from the first rank to all others. They receive all in this order."""
+        """Send a message, a word and a text without a line break, from the first rank to all others or from another one
+        to the first. Messages arrive in this order.
+        """
         self._tell(f"{MESSAGE} {message}")
 
     def close(self, finished: bool, why: str = "") -> None:
