@@ -134,7 +134,8 @@ def test_wrong_meshes_models_and_methods_are_refused_on_every_rank_and_the_right
 @pytest.mark.parametrize(
     "come", [lambda at: JoinedRun(at, 1, {}), lambda at: Newcomer(at, None, 10, prefix=own_prefix)]
 )
-def test_nobody_can_come_to_a_run_of_replicas(come):
+def test_nobody_can_come_to_a_run_of_replicas(come, monkeypatch):
+    monkeypatch.setattr("gossamer.train.newcomers.join_run.BEGIN_TIMEOUT_S", 10.0)
     address = f"127.0.0.1:{free_port()}"
     jobs = {"jobs": True, "ports": [free_port() for _ in range(2)], "address": address}
     with RealWorkers(4, script=run, shape=(2, 2), kind="ddp", method="gossip", steps=1_000_000, **jobs) as ranks:
