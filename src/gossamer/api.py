@@ -272,9 +272,9 @@ def join(
             replica,
             partition,
         )
-    except BaseException:
+    except BaseException as error:
         if replica is not None:
-            replica.watch.close(finished=False)
+            replica.watch.close(finished=False, why=str(error) if isinstance(error, InputError) else "")
         raise
     swarm = Swarm(runtime, output)
     if output is not None:

@@ -1,11 +1,18 @@
 """``gossamer train --replica-size``: replicas of several processes; their checkpoints, and ``gossamer export``."""
 
+import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 import torch
 import torch.distributed.checkpoint as dcp
 from safetensors.torch import load_file
+
+from gossamer.errors import InputError
+from gossamer.runs.status import WorkerStatus
+from gossamer.train.replica.status import whole_status
+from gossamer.train.replica.turn import SentTurns, Turn
 
 TASK = """
 import os, pathlib, signal, time
@@ -46,6 +53,78 @@ def task(tmp_path):
         return ("--task", "lines.py", "--workers", "2", "--replica-size", "2", "--lr", "0.05")
 
     return write
+
+
+def test_the_status_of_a_replica_has_the_consensus_distance_of_its_ranks_and_the_sum_of_their_bytes():
+    ranks = [WorkerStatus(1, consensus=3.0, bytes_sent=number) for number in (5, 6)]
+    whole = whole_status(ranks[0], ranks[1:])
+    assert (whole.consensus, whole.bytes_sent) == (3.0, 11)
+
+
+COUNTING = """
+import threading
+from gossamer.process.replica.inner_group import InnerGroup
+
+gather, counts, seen = InnerGroup.gather, [0], []
+
+def counting(self, own):
+    # The background thread compares what came of each exchange.
+    counts[0] += threading.current_thread() is threading.main_thread()
+    return gather(self, own)
+
+InnerGroup.gather = counting
+
+def note():
+    seen.append(counts[0])
+    pathlib.Path({folder!r}, "-".join(os.environ[name] for name in ("REPLICA", "RANK"))).write_text(str(seen))
+"""
+
+
+@pytest.mark.parametrize(("method", "per_step"), [("gossip", 0), ("lasgd", 0), ("localsgd", 1)])
+def test_ranks_of_methods_that_do_not_wait_make_steps_without_a_collective(method, per_step, gossamer, task, tmp_path):
+    run = (*task(), "--method", method, "--steps", "20", "--compute", "5ms", "--eval-every", "3", "--json")
+    source = (tmp_path / "lines.py").read_text().replace("    here = (", "    note()\n    here = (")
+    (tmp_path / "lines.py").write_text(source + COUNTING.format(folder=str(tmp_path)))
+    ran = gossamer("train", *run)
+    assert ran.code == 0, ran.err
+    (result,) = ran.document["results"]
+    ranks = [rank["steps"] for status in result["worker_status"] for rank in status["ranks"]]
+    # The ranks of a replica make every step together. Replicas share the steps out.
+    assert ranks[0] == ranks[1]
+    assert ranks[2] == ranks[3]
+    assert sum(ranks) == 2 * 40
+    for place in ("0-0", "0-1", "1-0", "1-1"):
+        counts = json.loads((tmp_path / place).read_text())
+        # The first evaluations are before, the last ones after the training.
+        during = counts[5:15]
+        assert (during[-1] - during[0] == 0) == (per_step == 0), counts
+
+
+class Ends:
+    """Two watches that hear each other."""
+
+    def __init__(self):
+        self.on_message, self.lost, self.other = {}, "", None
+
+    def send(self, message):
+        kind, _, text = message.partition(" ")
+        self.other.on_message[kind](text)
+
+
+def test_a_rank_that_is_asked_to_stop_tells_the_first_one_whose_turns_the_others_follow():
+    ends = [Ends(), Ends()]
+    ends[0].other, ends[1].other = ends[1], ends[0]
+    first, second = (SentTurns(SimpleNamespace(shard=shard, watch=end)) for shard, end in enumerate(ends))
+    for turn in (Turn(True, evaluate=True), Turn(True, checkpoint=40)):
+        assert first.agree(turn) == turn
+        assert second.agree(Turn(True)) == turn
+    first.agree(Turn(True))
+    assert second.agree(Turn(True, stopping=True)) == Turn(True)
+    assert first.agree(Turn(True)) == Turn(True, stopping=True)
+    assert second.agree(Turn(True, stopping=True)) == Turn(True, stopping=True)
+    ends[1].lost = "rank 0 of this replica died"
+    with pytest.raises(InputError, match="rank 0 of this replica died"):
+        second.agree(Turn(True))
 
 
 def model(path):
@@ -127,6 +206,7 @@ def test_a_rank_that_dies_ends_its_replica_and_restart_starts_it_again(gossamer,
         (("--inside", "fsdp"), ("give --replica-size too",)),
         (("--replica-size", "2", "--inside", "tp"), ("--inside", "ddp, fsdp")),
         (("--replica-size", "2", "--task", "consensus", "--compute", "1ms"), ("consensus has no gradients",)),
+        (("--replica-size", "2", "--listen", "127.0.0.1:29555"), ("no workers can come to a run of replicas",)),
         (("--replica-size", "2", "--wire", "bfloat16"), ("--wire does not work with --replica-size",)),
         (("--replica-link", "1gbit"), ("--replica-link", "gossamer simulate")),
         (("--replica-size", "2", "--method", "auto"), ("--method auto does not work with --replica-size",)),

@@ -10,16 +10,19 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import torch
 
 from gossamer.cli import main
 from gossamer.cli.commands.probe import of_replicas
 from gossamer.errors import InputError
 from gossamer.plan import cluster_file
 from gossamer.plan.cluster_spec import ComputeProfile, GroupShape
+from gossamer.plan.probe import session
 from gossamer.plan.probe.findings import compute_profile, correlation, waited_s
 from gossamer.plan.probe.message_timer import MessageTimer, message_sizes
+from gossamer.plan.probe.prober import MAX_STEPS, MIN_STEPS, NUM_WARM_UP_STEPS, Prober
 from gossamer.plan.probe.replica_steps import check_replicas, ring_link
-from gossamer.plan.probe.session import _nodes
+from gossamer.plan.probe.session import ProbeSession, _nodes
 from gossamer.plan.recommend import Workload, make_plan
 from gossamer.process.store.rank_info import free_port
 
@@ -179,6 +182,57 @@ def test_a_probe_of_replicas_measures_inside_and_between(tmp_path):
     plan = make_plan(spec, Workload("digits", spec.parameters), replicas=[(2, "fsdp")])
     predicted = [prediction.step_s for prediction in plan.ranking if prediction.replica == spec.replica]
     assert min(predicted) > spec.compute.mean_s
+
+
+class Alone(ProbeSession):
+    """A session with nobody else, or with a worker that is dead."""
+
+    def __init__(self, dead=()):
+        self.rank, self.workers, self.dead = 0, 2, list(dead)
+        self.announced = []
+
+    def _dead(self):
+        return self.dead
+
+    def _announce_loss(self, lost):
+        self.announced.append(lost)
+
+
+def fail(error):
+    raise error
+
+
+def test_an_error_of_the_users_own_step_is_not_taken_for_a_lost_worker(monkeypatch):
+    monkeypatch.setattr(session, "Timing", lambda: SimpleNamespace(dead_s=0.05))
+    with pytest.raises(RuntimeError, match="Expected to have finished reduction"):
+        Alone().guarded(lambda: fail(RuntimeError("Expected to have finished reduction in the prior iteration")))
+    with pytest.raises(session.WorkerLost, match="worker 1"):
+        Alone(dead=[1]).guarded(lambda: fail(RuntimeError("Connection closed by peer")))
+    # Nobody's death is behind that, so there is nothing to wait for.
+    with pytest.raises(torch.OutOfMemoryError):
+        Alone(dead=[1]).guarded(lambda: fail(torch.OutOfMemoryError("out of memory")))
+
+
+@pytest.mark.parametrize(
+    ("step_s", "others_s", "expected"),
+    [(0.1, 0.2, 22), (0.2, 0.1, 22), (3.0, 3.0, MIN_STEPS), (0.001, 0.001, MAX_STEPS)],
+)
+def test_a_replicas_steps_fit_into_the_time_that_they_take_together(step_s, others_s, expected):
+    """In a replica a step also takes what its ranks send: those of a rank alone say nothing of that."""
+    made = []
+
+    class Two(Alone):
+        def barrier(self):
+            pass
+
+        def share(self, what, value, timeout_s=0.0):
+            return [value, [NUM_WARM_UP_STEPS * others_s, others_s]]
+
+    prober = SimpleNamespace(session=Two(), findings=SimpleNamespace(compute=SimpleNamespace(mean_s=0.001)))
+    inside = SimpleNamespace(timed_step=lambda number: made.append(number) or step_s)
+    times = Prober._replica_steps(prober, inside, 5.0)
+    assert len(times) == expected
+    assert made == list(range(NUM_WARM_UP_STEPS + expected))
 
 
 def children(pid):

@@ -137,7 +137,9 @@ def test_the_verdict_says_when_replicas_beat_everything_flat():
     assert (plan.winner.replica_size, plan.winner.workers) == (4, 4)
     assert plan.verdict.startswith("Take FSDP inside replicas of 4, overlap over complete between: ")
     assert "× the best without replicas (overlap over complete)." in plan.verdict
-    assert "torchrun --nproc-per-node 4 train.py" in plan.command
+    # As docs/replicas.md says, so that a replica comes back.
+    torchrun = "torchrun --standalone --max-restarts 3 --nproc-per-node 4 train.py"
+    assert plan.command.startswith(f"TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 REPLICA=0 {torchrun}")
     assert 'Replica(int(os.environ["REPLICA"]), 4, "HOST:29400")' in plan.command
     row = next(row for row in plan.document()["ranking"] if row["replica_size"] == 4)
     assert row["inside"] in ("ddp", "fsdp")
@@ -150,6 +152,30 @@ def test_the_verdict_says_when_replicas_beat_everything_flat():
     assert command.endswith("--replica-size 2 --inside ddp --workers 2")
     assert replica_settings(local.ranking[0]) == {"replica_size": 2, "inside": "ddp"}
     assert to_verify(local)[0].replica is None
+
+
+def test_ddp_inside_and_a2cid2_between_beat_every_flat_plan():
+    """The example of docs/planner.md: hosts of CPUs, far from each other."""
+    spec = ClusterSpec(
+        nodes=8,
+        per_node=8,
+        compute=ComputeProfile(mean_s=0.05),
+        inside=parse_link("100gbit/10us", ""),
+        between=parse_link("10gbit/5ms", ""),
+        replica=ReplicaShape(1, "ddp", parse_link("100gbit/10us", ""), overlaps=False),
+    )
+    replicas = [(1, ""), *((size, inside) for size in (2, 4, 8) for inside in ("ddp", "fsdp"))]
+    plan = make_plan(spec, Workload("digits", 250_000), replicas=replicas)
+    flat = next(prediction for prediction in plan.ranking if prediction.replica is None)
+    assert (plan.winner.replica.inside, plan.winner.candidate.method, plan.winner.workers) == ("ddp", "a2cid2", 8)
+    assert plan.verdict.startswith(
+        "Take DDP inside replicas of 8, a2cid2, rate 2 over complete between: 50.3 ms per step"
+    )
+    assert plan.verdict.endswith(
+        "as fast as the best without replicas (a2cid2, rate 2 over complete), "
+        f"and keeps models closer (contraction 0.573 against {flat.contraction:.3f})."
+    )
+    assert plan.winner.contraction < flat.contraction
 
 
 def test_slow_links_inside_are_named_as_the_bottleneck():

@@ -50,6 +50,27 @@ def die_in_exchange(runtime: Any, after: int) -> None:
     runtime.exchanges.move = dying
 
 
+def compare_consensus(runtime: Any, num_weights: int) -> list[tuple[float, float]]:
+    """Collect, after each exchange, the consensus distance in the metrics beside the true one."""
+    exchanges, move, judge = runtime.exchanges, runtime.exchanges.move, runtime.exchanges.judge
+    last: list[float] = []
+    seen: list[tuple[float, float]] = []
+
+    def noted_move(effect: Any, decision: Any) -> Any:
+        own, moved = float(effect.vector[0]), move(effect, decision)
+        last[:] = [abs(own - float(moved.answer[0]))] if moved.answer is not None else []
+        return moved
+
+    def noted_judge(*arguments: Any) -> Any:
+        merges = judge(*arguments)
+        if merges and last:
+            seen.append((runtime.metrics.consensus, last[0] * (num_weights / 2) ** 0.5))
+        return merges
+
+    exchanges.move, exchanges.judge = noted_move, noted_judge
+    return seen
+
+
 def train_constant(
     rank: int, replica: int, own: dict[str, Any], mesh: DeviceMesh, between: Any, out: Connection
 ) -> dict[str, Any]:
@@ -66,6 +87,8 @@ def train_constant(
     out.send({"at": "joined", "step": worker.step})
     if own.get("dies_in_exchange") == rank:
         die_in_exchange(runtime, own["after"])
+    num_weights = sum(p.numel() for p in model.parameters())
+    consensus = compare_consensus(runtime, num_weights)
     torn, longest, last_at, steps, done = [], 0.0, time.monotonic(), 0, [0.0]
     last = own.get("last")
     while True:
@@ -102,16 +125,20 @@ def train_constant(
             break
         time.sleep(own.get("compute_s", 0.0) * (own.get("slow", 1.0) if replica == 0 else 1.0))
     conserved: list[Tensor] = []
+    before: list[float] = []
 
     class Recorded(FinalAverage):
         def run(self) -> None:
             conserved.append(state.method.conserved(worker).clone())
+            before.append(float(state.flat_model.x[0]))
             super().run()
 
     swarm_module.FinalAverage = Recorded  # type: ignore[misc]
     longest_step = longest
     swarm.finish()
+    moved = abs(float(state.flat_model.x[0]) - before[0]) if state.flat_model.x.numel() else 0.0
     return {
+        "consensus": [*consensus, (swarm.metrics().consensus, moved * num_weights**0.5)],
         "torn": torn,
         "steps": steps,
         "added": done[-1],

@@ -37,6 +37,10 @@ def prepare(kind: str, mesh: DeviceMesh, model: nn.Sequential) -> nn.Module:
     if kind == "fsdp":
         fully_shard(model[0], mesh=mesh["shard"])
         return fully_shard(model, mesh=mesh["shard"])
+    if kind == "fsdp-blocks":
+        # The last layer is left out.
+        fully_shard(model[0], mesh=mesh["shard"])
+        return model
     if kind == "fsdp-world":
         return fully_shard(model, mesh=mesh)
     if kind == "ddp":
@@ -78,6 +82,10 @@ def run(rank: int, environment: dict[str, str], order: dict[str, Any], out: Conn
     replicas, *inner = own.get("shape", (2, 2))
     shards, names = math.prod(inner), ("replica", "shard", "tensor")
     replica, shard = rank // shards, rank % shards
+    if "sizes" in own:
+        # Jobs of different sizes: ranks count on from one to the next.
+        replica, shard = [(job, each) for job, size in enumerate(own["sizes"]) for each in range(size)][rank]
+        replicas, shards = len(own["sizes"]), own["sizes"][replica]
     if own.get("jobs"):
         # Each replica is a job of its own.
         port = own["ports"][replica + (replicas if "revived" in environment else 0)]
@@ -104,7 +112,9 @@ def run(rank: int, environment: dict[str, str], order: dict[str, Any], out: Conn
                 outcome = train_constant(rank, replica, {**own, **part}, mesh, between, out)
                 out.send({"at": "trained", **outcome})
         else:
-            outcome = train(rank, replica, own, mesh, between, out)
+            for part in own.get("rounds", [{}]):
+                outcome = train(rank, replica, {**own, **part}, mesh, between, out)
+                out.send({"at": "trained", **outcome})
     except InputError as error:
         out.send({"at": "refused", "why": str(error)})
         sys.exit(1)
@@ -162,6 +172,11 @@ def train(
         time.sleep(100 if hangs else own.get("compute_s", 0.0))
     with swarm.averaged():
         averaged = whole(model)
+    if own.get("leaves"):
+        try:
+            swarm.leave()
+        except InputError as error:
+            out.send({"at": "refused", "why": str(error)})
     mean = swarm.mean(torch.tensor(float(rank)))
     state = swarm.state_dict()
     swarm.finish()

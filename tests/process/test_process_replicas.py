@@ -7,7 +7,10 @@ import torch
 from real_workers import RealWorkers
 from replica_script import run
 
-from gossamer.process.store.rank_info import free_port
+from gossamer.errors import InputError
+from gossamer.process.roster.newcomer import Newcomer
+from gossamer.process.store.rank_info import free_port, own_prefix
+from gossamer.train.newcomers.join_run import JoinedRun
 
 METHODS = {
     "allreduce": {},
@@ -16,6 +19,17 @@ METHODS = {
     "overlap": {},
     "sgp": {},
 }
+IN_DDP = {"divisible": {"period": 3, "delay": 1, "warmup": 2, "ratio": 8}}
+
+
+KINDS = ("fsdp", "ddp", "tp")
+ROUNDS = [(kind, method) for kind in KINDS for method in METHODS] + [("ddp", "divisible")]
+OF_THREE = ("overlap", "sgp")
+"""These communicate with one or two others at a time, so that three replicas differ from two."""
+
+
+def weights(report, what="weights"):
+    return torch.cat([torch.tensor(values).flatten() for values in report[what]])
 
 
 def trained(shape, **order):
@@ -24,50 +38,73 @@ def trained(shape, **order):
         return ranks.finished()
 
 
-def weights(report, what="weights"):
-    return torch.cat([torch.tensor(values).flatten() for values in report[what]])
+def trained_in_rounds(shape, rounds):
+    """What each rank reports of each round, by the round: all in one start of the processes."""
+    parts = [
+        {"kind": kind, "method": method, "settings": {**METHODS, **IN_DDP}[method], "other_start": True}
+        for kind, method in rounds
+    ]
+    with RealWorkers(math.prod(shape), script=run, shape=shape, rounds=parts, steps=8) as ranks:
+        return {each: [rank.at("trained") for rank in ranks] for each in rounds}
 
 
 @pytest.fixture(scope="module")
 def plain():
-    """The weights of replicas of one rank, by method."""
-    found = {}
-
-    def train(method):
-        if method not in found:
-            order = {"kind": "ddp", "method": method, "settings": METHODS[method]}
-            found[method] = [weights(report) for report in trained((2, 1), **order)]
-        return found[method]
-
-    return train
+    """The weights of two replicas of one rank, by method."""
+    rounds = [("ddp", method) for method in (*METHODS, *IN_DDP)]
+    return {method: reports[0] for (_, method), reports in trained_in_rounds((2, 1), rounds).items()}
 
 
-@pytest.mark.parametrize(
-    ("kind", "method"),
-    [("fsdp", method) for method in METHODS] + [("ddp", "diloco"), ("tp", "diloco"), ("fsdp-tp", "allreduce")],
-)
-def test_replicas_of_two_ranks_end_as_replicas_of_one(kind, method, plain):
-    shape = (2, 1, 2) if kind == "fsdp-tp" else (2, 2)
-    reports = trained(shape, kind=kind, method=method, settings=METHODS[method], other_start=True)
+@pytest.fixture(scope="module")
+def of_two_ranks():
+    return trained_in_rounds((2, 2), ROUNDS)
+
+
+def check_equal(reports, expected):
+    """Check that all ranks of all replicas have the weights that replicas of one rank have."""
     for report in reports:
         assert torch.equal(weights(report), weights(reports[0]))
         assert torch.equal(weights(report, "averaged"), weights(reports[0], "averaged"))
-        assert torch.allclose(weights(report), plain(method)[0], atol=1e-6)
-        assert report["mean"] == 1.5
+        torch.testing.assert_close(weights(report), weights(expected), rtol=0, atol=1e-6)
+        torch.testing.assert_close(weights(report, "averaged"), weights(expected, "averaged"), rtol=0, atol=1e-6)
         assert report["torn"] == 0
+
+
+@pytest.mark.parametrize(("kind", "method"), ROUNDS)
+def test_replicas_of_two_ranks_end_as_replicas_of_one(kind, method, of_two_ranks, plain):
+    reports = of_two_ranks[kind, method]
+    check_equal(reports, plain[method])
+    assert [report["mean"] for report in reports] == [1.5] * 4
     assert [report["shard"] for report in reports] == [[0, 2], [1, 2], [0, 2], [1, 2]]
+
+
+def test_replicas_of_a_mesh_of_two_by_two_end_as_replicas_of_one(plain):
+    rounds = [("fsdp-tp", "allreduce"), ("fsdp-tp", "diloco")]
+    for (_, method), reports in trained_in_rounds((2, 2, 2), rounds).items():
+        check_equal(reports, plain[method])
+        assert [report["shard"] for report in reports] == [[shard, 4] for shard in range(4)] * 2
+        # Each weight of the first layer lies on one rank, the bias of the last one on two.
+        assert {report["size"] for report in reports[:4]} == {(8 * 6 + 8 + 4 * 8) // 4 + 4 // 2}
+
+
+def test_three_replicas_of_two_ranks_end_as_three_of_one():
+    plain = trained_in_rounds((3, 1), [("ddp", method) for method in OF_THREE])
+    for (_, method), reports in trained_in_rounds((3, 2), [("fsdp", method) for method in OF_THREE]).items():
+        check_equal(reports, plain["ddp", method][0])
 
 
 WRONG = {
     "is spread over ranks [0, 1, 2, 3], and this replica has ranks [": {"kind": "fsdp-world"},
     "DDP averages over ranks [0, 1, 2, 3], and this replica has ranks [": {"kind": "ddp-world"},
     "nothing keeps the models of ranks [": {"kind": "plain"},
+    "the parameter 2.weight is in no module that fully_shard has wrapped": {"kind": "fsdp-blocks"},
     "between is 'replicas': expected one of the dimensions of mesh, replica, shard": {"between": "replicas"},
     "mesh needs between, the name of its dimension of replicas": {"between": None},
     "mesh has 2 ranks and the process group 4": {"slice": "shard"},
     "divisible compresses a gradient as a whole": {"method": "divisible", "settings": {}},
     "ranks differ in method": {"ranks": {3: {"settings": {"period": 5}}}},
     "ranks differ in parameter 0.weight: 8x6 float32 ('S(0)',) on ranks 0-2; 10x6": {"ranks": {3: {"width": 10}}},
+    "a worker comes to a run (at) with a method by name and without mesh": {"settings": {"at": "127.0.0.1:1"}},
     "wire does not work with mesh yet": {"settings": {"wire": "bfloat16"}},
     "fragments need parts of equal size": {"method": "diloco", "width": 7, "settings": {"fragments": 2}},
 }
@@ -75,15 +112,62 @@ WRONG = {
 
 def test_wrong_meshes_models_and_methods_are_refused_on_every_rank_and_the_right_one_trains():
     attempts = list(WRONG.values())
-    order = {"shape": (2, 2), "kind": "fsdp", "method": "localsgd", "settings": {"period": 2}, "steps": 4}
+    order = {
+        "shape": (2, 2),
+        "kind": "fsdp",
+        "method": "localsgd",
+        "settings": {"period": 2},
+        "steps": 4,
+        "leaves": True,
+    }
     with RealWorkers(4, script=run, attempts=attempts, **order) as ranks:
         reports = ranks.finished()
         for rank in ranks:
             lines = [report["why"] for report in rank.reports if report["at"] == "refused"]
-            assert len(lines) == len(WRONG)
-            for line, expected in zip(lines, WRONG, strict=True):
+            for line, expected in zip(lines, [*WRONG, "leave() is for workers of one rank"], strict=True):
                 assert expected in line
     assert all(report["steps"] == 4 for report in reports)
+
+
+@pytest.mark.parametrize(
+    "come", [lambda at: JoinedRun(at, 1, {}), lambda at: Newcomer(at, None, 10, prefix=own_prefix)]
+)
+def test_nobody_can_come_to_a_run_of_replicas(come, monkeypatch):
+    monkeypatch.setattr("gossamer.train.newcomers.join_run.BEGIN_TIMEOUT_S", 10.0)
+    address = f"127.0.0.1:{free_port()}"
+    jobs = {"jobs": True, "ports": [free_port() for _ in range(2)], "address": address}
+    with RealWorkers(4, script=run, shape=(2, 2), kind="ddp", method="gossip", steps=1_000_000, **jobs) as ranks:
+        ranks[0].at("joined")
+        # gossamer train --join, and join(at=…): at once, while the run goes on.
+        with pytest.raises(InputError, match=f"the run at {address} takes no more workers: its workers are replicas"):
+            come(address)
+
+
+SIZES = (
+    "replicas differ in number of ranks: 2 on replica 0; 3 on replica 1: "
+    "all replicas need the same number; start each with as many processes (torchrun --nproc-per-node)"
+)
+
+
+@pytest.mark.parametrize(("kind", "method"), [("ddp", "gossip"), ("fsdp", "diloco")])
+def test_jobs_of_two_and_three_ranks_are_refused_on_every_rank_soon(kind, method):
+    jobs = {"jobs": True, "ports": [free_port() for _ in range(2)], "address": f"127.0.0.1:{free_port()}"}
+    with RealWorkers(5, script=run, sizes=(2, 3), kind=kind, method=method, **jobs) as ranks:
+        # Without being told, the rank that has no counterpart waits as long as its ``timeout`` of 60 s.
+        lines = [rank.at("refused", 40)["why"] for rank in ranks]
+    assert lines == [SIZES] * 5
+
+
+def test_jobs_that_shard_otherwise_are_refused():
+    jobs = {"jobs": True, "ports": [free_port() for _ in range(2)], "address": f"127.0.0.1:{free_port()}"}
+    kinds = {"kind": "fsdp", "ranks": {2: {"kind": "tp"}, 3: {"kind": "tp"}}}
+    with RealWorkers(4, script=run, shape=(2, 2), method="gossip", **kinds, **jobs) as ranks:
+        lines = [rank.at("refused", 40)["why"] for rank in ranks]
+    assert lines == [lines[0]] * 4
+    assert lines[0] == (
+        "replicas differ in placement of 2.weight: S(0) over 2 ranks on replica 0; S(1) over 2 ranks on replica 1: "
+        "use the same parallelism inside all of them, over the same inner mesh"
+    )
 
 
 @pytest.mark.parametrize(

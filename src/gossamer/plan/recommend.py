@@ -28,6 +28,9 @@ workers every twenty steps does."""
 MIN_SPEEDUP = 1.05
 """Over all-reduce, for a recommendation."""
 
+MAX_RESTARTS = 3
+"""Of each replica, in the command that starts them."""
+
 SAME_TIME = 0.02
 """Relative difference below which step times count as equal, and the better contraction decides."""
 
@@ -136,8 +139,12 @@ class Plan:
             return ""
         over = f" over {flat[0].candidate.topology}" if flat[0].candidate.uses_topology else ""
         faster = flat[0].step_s / winner.step_s
-        how = f"{faster:.2f}× the best" if faster >= 1 + SAME_TIME else "as fast as the best"
-        return f", {how} without replicas ({flat[0].candidate.label}{over})"
+        named = f"without replicas ({flat[0].candidate.label}{over})"
+        if faster >= 1 + SAME_TIME:
+            return f", {faster:.2f}× the best {named}"
+        closer = winner.contraction < flat[0].contraction
+        contractions = f"contraction {winner.contraction:.3f} against {flat[0].contraction:.3f}"
+        return f", as fast as the best {named}" + (f", and keeps models closer ({contractions})" if closer else "")
 
     @property
     def command(self) -> str:
@@ -274,8 +281,10 @@ def _join_command(winner: Prediction) -> str:
     """Return how a plan with replicas on several nodes is started: each replica is a job of its own."""
     settings = ", ".join(f"{name}={value!r}" for name, value in winner.candidate.settings.items())
     between = f'gossamer.Replica(int(os.environ["REPLICA"]), {winner.workers}, "HOST:29400")'
+    # Without the variable, ranks that torchrun starts again look for those that died.
     return (
-        f"REPLICA=0 torchrun --nproc-per-node {winner.replica_size} train.py   # to REPLICA={winner.workers - 1}, with "
+        f"TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1 REPLICA=0 torchrun --standalone --max-restarts {MAX_RESTARTS} "
+        f"--nproc-per-node {winner.replica_size} train.py   # to REPLICA={winner.workers - 1}, with "
         f"gossamer.join(model, optimizer, mesh=mesh, between={between}, {settings})"
     )
 

@@ -64,7 +64,7 @@ def train_locally(
         board = StatusBoard(store.connect(method))
     else:
         shards = [StatusBoard(store.connect(shard_prefix(method, shard))) for shard in range(c.replica_size)]
-        board = ReplicaBoard(shards, sharded=c.inside == "fsdp")
+        board = ReplicaBoard(shards)
     monitor = RunMonitor(run_facts(run), board, on_point, history, also_poll=CheckpointRequests(run, job_spec).poll)
     target = partial(worker_main, job_spec.to_json())
     scratch = tempfile.TemporaryDirectory(prefix="gossamer-") if job_spec.path is None else nullcontext("")

@@ -118,7 +118,7 @@ class Training:
             seed,
             recorder=recording.recorder if recording is not None else None,
             codec=codec,
-            replica=None if replica is None else replica.connect(),
+            replica=None if replica is None else replica.connect(self.lockstep),
             job="" if replica is not None else job_for_newcomers(self.job_spec, self.checkpoint, self.layout),
         )
         self.coordinator.everybody = runtime.everybody
@@ -193,7 +193,7 @@ class Training:
             due = self.steps_done > evaluated_at and self.eval_schedule.due(time.monotonic(), self.steps_done)
             go = own is None or next(own, END) is not END
             stopping = self.coordinator.stop_requested.is_set()
-            turn = replica.agree(Turn(go, due, self._checkpoint_requested, stopping))
+            turn = replica.turns.agree(Turn(go, due, self._checkpoint_requested, stopping))
             if turn.stopping and not stopping:
                 self.coordinator.stop_requested.set()
             self._save_requested(turn.checkpoint)
@@ -281,7 +281,8 @@ class Training:
         swarm.finish()
         self.status.missing = list(swarm.missing)
         measure_exchanges(self.status, self._resumed_status, self.swarm.metrics())
-        self.status.consensus = rounded_distance(own, self.task.parameters())
+        apart = rounded_distance(own, self.task.parameters())
+        self.status.consensus = apart if self.replica is None else swarm.metrics().consensus
         self.status.loss, self.status.accuracy = self.task.evaluate()
         self.status.state = DONE
         folder = self.job_spec.path

@@ -160,12 +160,17 @@ class Prober:
 
     def _replica_steps(self, inside: ReplicaSteps, budget_s: float) -> list[float]:
         """Return the seconds of the replica's steps, as many as fit into the budget."""
-        assert self.findings.compute is not None
-        # The same number on all ranks, which wait for each other in each step.
-        fitting = round(budget_s / self.findings.compute.mean_s) - NUM_WARM_UP_STEPS
-        count = NUM_WARM_UP_STEPS + min(MAX_STEPS, max(MIN_STEPS, fitting))
         self.session.barrier()
-        return [self.session.guarded(partial(inside.timed_step, number)) for number in range(count)][NUM_WARM_UP_STEPS:]
+
+        def timed(numbers: range) -> list[float]:
+            return [self.session.guarded(partial(inside.timed_step, number)) for number in numbers]
+
+        warm_up = timed(range(NUM_WARM_UP_STEPS))
+        # The same number on all ranks, which wait for each other in each step. The first one is longer than the others.
+        took_s = max(self.session.share("warm-up", [sum(warm_up), statistics.fmean(warm_up[1:])]), key=lambda s: s[1])
+        fitting = int((budget_s - took_s[0]) / took_s[1])
+        last = NUM_WARM_UP_STEPS + min(MAX_STEPS, max(MIN_STEPS, fitting))
+        return timed(range(NUM_WARM_UP_STEPS, last))
 
     def measure_messages(self, report: Callable[[str], None]) -> None:
         share = 1 - COMPUTE_SHARE - OVERLAP_SHARE - (0 if self.inside is None else INSIDE_SHARE)

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from gossamer.errors import InputError
 from gossamer.hardware import Link
+from gossamer.plan.probe.message_timer import MIN_BYTES
 from gossamer.plan.probe.session import ProbeSession
 from gossamer.process.store.rank_info import RankInfo, free_port
 from gossamer.replica_time import BUCKET_BYTES, ReplicaShape
@@ -24,8 +25,7 @@ from gossamer.train.replica.place import ReplicaPlace
 from gossamer.train.replica.rank import ReplicaRank
 from gossamer.train.worker_task import WorkerTask, own_device
 
-MIN_BYTES = 4096
-SIZE_FACTOR = 64
+LARGER = 64
 """The longer message is at least this many times longer: two sizes say latency and bandwidth."""
 NUM_WARM_UP, NUM_REPEATS = 2, 9
 
@@ -87,7 +87,7 @@ class ReplicaSteps:
         ranks, typical = self.shape.ranks, model_bytes
         if self.shape.inside == "fsdp":
             typical = model_bytes // self.shape.blocks
-        sizes = (MIN_BYTES, max(SIZE_FACTOR * MIN_BYTES, min(typical, BUCKET_BYTES)))
+        sizes = (MIN_BYTES, max(LARGER * MIN_BYTES, min(typical, BUCKET_BYTES)))
         session.barrier()
         own = [session.guarded(partial(self._half_ring_s, size)) for size in sizes]
         small_s, large_s = (statistics.median(times) for times in zip(*session.share("inside", own), strict=True))

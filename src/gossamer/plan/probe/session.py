@@ -136,7 +136,10 @@ class ProbeSession:
 
             group_builder.wait(start(group), MESSAGE_TIMEOUT_S, abandoned)
 
-        self.guarded(run)
+        try:
+            self.guarded(run)
+        except RuntimeError:
+            raise WorkerLost("a worker") from None
 
     def _dead(self) -> list[int]:
         """Return the workers that have died, as announced by another worker or by their heartbeats."""
@@ -146,9 +149,11 @@ class ProbeSession:
         return [rank for rank in range(self.workers) if self.heartbeats.dead(rank)]
 
     def guarded(self, action: Callable[[], T]) -> T:
-        """Run ``action``; if it fails, find out which worker has died and raise ``WorkerLost``."""
+        """Run ``action``; if it fails because a worker has died, raise ``WorkerLost``. Other errors are its own."""
         try:
             return action()
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError:
             until = time.monotonic() + 2 * Timing().dead_s
             while time.monotonic() < until:
@@ -157,7 +162,7 @@ class ProbeSession:
                     self._announce_loss(dead[0])
                     raise WorkerLost(f"worker {dead[0]}") from None
                 time.sleep(0.1)
-            raise WorkerLost("a worker") from None
+            raise
 
     def _announce_loss(self, lost: int) -> None:
         """Announce who has died, and stay until all others know: one that leaves earlier would count as dead too."""

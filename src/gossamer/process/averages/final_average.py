@@ -45,9 +45,13 @@ class FinalAverage:
     def run(self) -> None:
         """Run until the average is complete on every worker alive."""
         self._take_unseen_weights()
+        flat_model, replica = self.runtime.flat_model, self.runtime.state.replica
+        own = None if replica is None else flat_model.x.to("cpu", copy=True)
         while not self._attempt():
             pass
-        self.runtime.flat_model.load_weights(self.runtime.flat_model.x)
+        if replica is not None and own is not None:
+            self.runtime.metrics.consensus = replica.distance(own, flat_model.x.to("cpu"))
+        flat_model.load_weights(flat_model.x)
         if len(self.runtime.everybody) > 1 and self.of.members == [self.rank]:
             text = "no other worker is left to average with: the final model is this worker's own"
             self.runtime.state.events.add(EventKind.NOT_AVERAGED, text)

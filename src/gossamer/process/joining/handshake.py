@@ -20,6 +20,7 @@ from gossamer.process.events import EventKind, Events
 from gossamer.process.joining import join_facts
 from gossamer.process.joining.join_facts import Facts, name_ranks
 from gossamer.process.liveness.heartbeats import Heartbeats, HeartbeatThread
+from gossamer.process.replica.agreement import Agreement
 from gossamer.process.roster.roster import KnownRoster, Roster
 from gossamer.process.store.addresses import local_address
 from gossamer.process.store.failover_store import FailoverStore
@@ -69,6 +70,8 @@ class Handshake:
     ) -> None:
         self.rank, self.workers, self.facts, self.store = rank, workers, facts, store
         self.heartbeats, self.timeout_s, self.events = heartbeats, timeout_s, events
+        self.replica: Agreement | None = None
+        """If this worker is a rank of a replica: how it hears that another rank of it was refused."""
         self._text = join_facts.to_text(facts)
         self._digest = join_facts.digest_of(self._text)
 
@@ -103,6 +106,7 @@ class Handshake:
         self.publish()
         wait = _Wait(self.timeout_s)
         while True:
+            self.check_replica()
             verdict = self._verdict()
             if verdict is None and self._all_published():
                 verdict = self._decide(set())
@@ -115,6 +119,11 @@ class Handshake:
             # fewer requests than asking often.
             if not self.store.has_all(["handshake/verdict"], VERDICT_WAIT_S):
                 time.sleep(POLL_S)
+
+    def check_replica(self) -> None:
+        """InputError if another rank of this replica was refused: perhaps nobody will come to compare with this one."""
+        if self.replica is not None and self.replica.watch.refused:
+            raise InputError(self.replica.watch.refused)
 
     def _all_published(self) -> bool:
         return self.store.has_all([f"handshake/rank/{rank}" for rank in range(self.workers)])

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
@@ -21,7 +21,7 @@ from gossamer.methods.quasi_global import QuasiGlobal
 from gossamer.process.runtime.flat_model import FlatModel, plain_name
 from gossamer.topology import Topology
 from gossamer.user_file import path_of
-from gossamer.vectors.flat import Flat, Part
+from gossamer.vectors.flat import Flat, Part, is_sharded
 from gossamer.wire import Codec
 
 Facts = dict[str, str]
@@ -39,10 +39,14 @@ VERSION, WORKERS, METHOD, TOPOLOGY, WIRE = "version of gossamer", "number of wor
 TRANSPORT, SEED, OPTIMIZER, OUTPUT = "transport", "seed", "optimizer", "out and tracker"
 SETTING, PARAMETER, BUFFER = "setting ", "parameter ", "buffer "
 """What precedes the name of a setting of the method, of a parameter and of a buffer."""
+RANKS, PLACEMENT = "number of ranks", "placement of "
+"""Of workers that are replicas: how many ranks each has, and how each parameter lies on them."""
 
 _REMEDIES = {
     VERSION: "install the same version on all of them",
     WORKERS: "start all of them with the same WORLD_SIZE",
+    RANKS: "all replicas need the same number; start each with as many processes (torchrun --nproc-per-node)",
+    PLACEMENT: "use the same parallelism inside all of them, over the same inner mesh",
     PARAMETER: "build the same model on all of them, with the same layers frozen; join several models in one order",
     BUFFER: "build the same model on all of them",
     OPTIMIZER: "create the same optimizer on all of them",
@@ -58,10 +62,14 @@ def find_facts(
     transport: str,
     codec: Codec | None,
     has_output: bool = False,
+    replica_size: int = 0,
 ) -> Facts:
-    """Return the facts of a worker. ``has_output``: it reports to a run folder or a tracker."""
+    """Return the facts of a worker. ``has_output``: it reports to a run folder or a tracker. ``replica_size``: the
+    ranks of its replica, if it is a rank of one.
+    """
     return {
         **_run_facts(topology.workers, method.name),
+        **(_replica_facts(flat_model.model, replica_size) if replica_size else {}),
         **_method_facts(method),
         **_topology_facts(topology),
         WIRE: _codec_name(codec),
@@ -80,6 +88,19 @@ def find_facts_of_auto(model: nn.Module, optimizer: Optimizer, workers: int) -> 
 
 def _run_facts(workers: int, method: str) -> Facts:
     return {VERSION: gossamer.__version__, WORKERS: str(workers), METHOD: method}
+
+
+def _replica_facts(model: nn.Module, size: int) -> Facts:
+    """Return what has to be the same in all replicas, whichever shard of them is compared."""
+    named = [(plain_name(name), p) for name, p in model.named_parameters() if p.requires_grad]
+    return {RANKS: str(size), **{f"{PLACEMENT}{name}": _placement(p) for name, p in named}}
+
+
+def _placement(parameter: Any) -> str:
+    if not is_sharded(parameter):
+        return "whole on each rank"
+    shape = "x".join(map(str, parameter.device_mesh.mesh.shape))
+    return f"{', '.join(map(str, parameter.placements))} over {shape} ranks"
 
 
 def _method_facts(method: Method) -> Facts:
@@ -174,18 +195,21 @@ def difference(sides: Mapping[int, Facts]) -> str | None:
     ranks_of: dict[str, list[int]] = {}
     for rank, facts in sorted(sides.items()):
         ranks_of.setdefault(facts.get(found, MISSING), []).append(rank)
-    values = "; ".join(f"{_shown(value)} on {name_ranks(ranks)}" for value, ranks in ranks_of.items())
-    return f"workers differ in {found.removeprefix(SETTING)}: {values}: {_remedy(found)}"
+    who = _who(sides.values())
+    values = "; ".join(f"{_shown(value)} on {name_ranks(ranks, who)}" for value, ranks in ranks_of.items())
+    subject = "workers" if who == "rank" else "replicas"
+    return f"{subject} differ in {found.removeprefix(SETTING)}: {values}: {_remedy(found)}"
 
 
 def difference_from_run(own: Facts, run: Facts, rank: int) -> str:
     """Return the line for a worker that comes to a run which began without it, with other facts."""
-    found = _first_difference([own, run])
+    found, who = _first_difference([own, run]), _who([own, run])
+    who = "worker" if who == "rank" else who
     if found is None:
-        return f"worker {rank} differs from the run that it comes to: start it as the others were started"
+        return f"{who} {rank} differs from the run that it comes to: start it as the others were started"
     here, there = (_shown(facts.get(found, MISSING)) for facts in (own, run))
     return (
-        f"worker {rank} comes to a run that has begun, and differs in {found.removeprefix(SETTING)}: {here} here; "
+        f"{who} {rank} comes to a run that has begun, and differs in {found.removeprefix(SETTING)}: {here} here; "
         f"{there} in the run: start it as the others were started"
     )
 
@@ -221,7 +245,12 @@ def _shown(value: str) -> str:
     return line if len(line) <= MAX_VALUE_CHARS else f"{line[:MAX_VALUE_CHARS]}…"
 
 
-def name_ranks(ranks: list[int]) -> str:
+def _who(sides: Iterable[Facts]) -> str:
+    """Return what the ranks in a message count."""
+    return "replica" if any(RANKS in facts for facts in sides) else "rank"
+
+
+def name_ranks(ranks: list[int], who: str = "rank") -> str:
     """Return "rank 1" or "ranks 0, 2, 5-9"."""
     runs: list[list[int]] = []
     for rank in sorted(ranks):
@@ -232,4 +261,4 @@ def name_ranks(ranks: list[int]) -> str:
     parts = [
         text for run in runs for text in ([str(rank) for rank in run] if len(run) <= 2 else [f"{run[0]}-{run[-1]}"])
     ]
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(parts)}"
+    return f"{who}{'s' if len(ranks) > 1 else ''} {', '.join(parts)}"

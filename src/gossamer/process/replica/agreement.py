@@ -23,6 +23,8 @@ from gossamer.process.collectives.membership import FOREGROUND, Membership
 from gossamer.process.lifecycle import StepRetry, TrainingEnded
 from gossamer.process.replica.inner_group import InnerGroup
 from gossamer.process.replica.watch import ReplicaWatch
+from gossamer.vectors.copies import Copies
+from gossamer.vectors.vector_math import ROUNDING
 
 COMPLETED, RETRY, ENDED = 0, 1, 2
 """What came of a collective: it completed; the membership has changed, or has to; the training has ended."""
@@ -57,6 +59,8 @@ class Agreement:
     def __init__(self, inner: InnerGroup, background: InnerGroup, watch: ReplicaWatch) -> None:
         """``background``: the same ranks in a group of their own, for the background thread."""
         self.inner, self.background, self.watch = inner, background, watch
+        self.copies: Copies
+        """How many of the ranks hold each part of the weights. From when the driver is there."""
 
     @property
     def shard(self) -> int:
@@ -76,6 +80,12 @@ class Agreement:
 
     def total(self, own: float) -> float:
         return float(sum(self.inner.gather(torch.tensor([own], dtype=torch.float64))))
+
+    def distance(self, one: Tensor, other: Tensor) -> float:
+        """Return the distance of two vectors of the whole replica; 0 if they are equal up to the rounding of a mean."""
+        squared, norm = self.copies.squared_distance(one, other), torch.linalg.vector_norm(other).double() ** 2
+        distance = self.total(squared) ** 0.5
+        return distance if distance > ROUNDING * self.total(float(norm)) ** 0.5 else 0.0
 
     def leaders(self, own: Tensor) -> Tensor:
         """Return the tensor of the replica's first rank."""

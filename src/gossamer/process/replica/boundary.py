@@ -104,7 +104,7 @@ class Boundary:
         self._decisions: deque[Decision] = deque()
         self._passed_at = time.monotonic()
         self.step_s = 0.0
-        watch.on_message = self._hear
+        watch.on_message |= {"decision": self._hear_decision, "line": self._hear_line}
 
     # The background thread
 
@@ -145,15 +145,15 @@ class Boundary:
 
     # The watch's thread
 
-    def _hear(self, message: str) -> None:
-        kind, _, text = message.partition(" ")
-        values = json.loads(text)
+    def _hear_decision(self, text: str) -> None:
         with self._changed:
-            if kind == "decision":
-                self._decisions.append(Decision(*values))
-            else:
-                step, num_calls, gives, goes_on = values
-                self._log.hear(Line(step, num_calls, tuple((peer, number) for peer, number in gives), goes_on))
+            self._decisions.append(Decision(*json.loads(text)))
+            self._changed.notify_all()
+
+    def _hear_line(self, text: str) -> None:
+        step, num_calls, gives, goes_on = json.loads(text)
+        with self._changed:
+            self._log.hear(Line(step, num_calls, tuple((peer, number) for peer, number in gives), goes_on))
             self._changed.notify_all()
 
     # The training thread

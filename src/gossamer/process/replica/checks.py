@@ -8,6 +8,7 @@ from typing import Any
 
 import torch.distributed as dist
 from torch import nn
+from torch.distributed.fsdp import FSDPModule
 
 from gossamer.errors import InputError
 from gossamer.methods import Method
@@ -40,11 +41,18 @@ def unwrap_ddp(model: Any, place: Place) -> tuple[Any, bool]:
 def check_model(model: nn.Module, in_ddp: bool, place: Place) -> None:
     """Check that the parameters are spread over the ranks of this replica, and over no others."""
     own, covered = set(place.ranks), in_ddp or len(place.ranks) == 1
+    in_fsdp = not covered and any(isinstance(module, FSDPModule) for module in model.modules())
     for name, tensor in model.named_buffers():
         if is_sharded(tensor):
             raise InputError(f"the buffer {plain_name(name)} is a DTensor: only parameters may be, keep buffers whole")
     for name, parameter in model.named_parameters():
         if not is_sharded(parameter):
+            if in_fsdp and parameter.requires_grad:
+                # In tensor parallel all ranks see the same data, so a parameter may be whole. FSDP2 deals the data out.
+                raise InputError(
+                    f"the parameter {plain_name(name)} is in no module that fully_shard has wrapped, so nothing keeps "
+                    "it the same on the ranks of the replica: call fully_shard(model, …) on the whole model last"
+                )
             continue
         mesh: Any = parameter.device_mesh  # type: ignore[attr-defined]
         ranks = set(mesh.mesh.flatten().tolist())

@@ -14,6 +14,7 @@ from gossamer.methods.loading.method_contract import check_effect
 from gossamer.process.collectives.membership import ASYNC, BACKGROUND
 from gossamer.process.events import EventKind
 from gossamer.process.lifecycle import CommAborted, StepRetry, TrainingEnded
+from gossamer.process.pairwise.exchanges import PairwiseExchanges
 from gossamer.process.replica.agreement import AGREE_S, MEMBERS_MODULUS, Agreement
 from gossamer.process.replica.background import (
     COMPLETED,
@@ -34,6 +35,7 @@ from gossamer.process.replica.background import (
     run_background,
 )
 from gossamer.process.replica.boundary import Boundary
+from gossamer.process.replica.effects import ReplicaEffectHandler
 from gossamer.process.replica.exchanges import ReplicaExchanges
 from gossamer.process.replica.state import ReplicaState
 from gossamer.process.runtime.driver import Driver
@@ -41,6 +43,7 @@ from gossamer.process.runtime.effect_handler import EffectHandler
 from gossamer.process.runtime.partition_policy import PartitionPolicy
 from gossamer.process.runtime.process_worker import MergeRecorder
 from gossamer.process.runtime.worker_state import WorkerState
+from gossamer.vectors.copies import Copies
 
 ROW_WIDTH = 6
 """Numbers that ranks tell each other at once, at most."""
@@ -55,6 +58,7 @@ class ReplicaDriver(Driver):
         assert isinstance(state, ReplicaState)
         assert isinstance(effects.exchanges, ReplicaExchanges)
         self._frozen, self._exchanges, self._compares = state, effects.exchanges, replica.background
+        replica.copies = self._exchanges.copies = Copies(state.flat_model.model, replica.size)
         self.boundary = self._exchanges.boundary = Boundary(replica.watch, self.lifecycle, self._exchanges.give)
         replica.watch.on_loss = self._leave_others
         replica.watch.start()
@@ -224,6 +228,13 @@ class ReplicaDriver(Driver):
     def thaw(self) -> None:
         self._rebuild_until = float("inf")
         self._frozen.thaw()
+
+
+def find_parts(replica: Agreement | None) -> tuple[type[WorkerState], type[PairwiseExchanges], type[EffectHandler]]:
+    """Return the classes of which a worker consists, or a rank of a replica."""
+    if replica is None:
+        return WorkerState, PairwiseExchanges, EffectHandler
+    return ReplicaState, ReplicaExchanges, ReplicaEffectHandler
 
 
 def make_driver(

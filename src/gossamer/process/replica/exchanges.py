@@ -25,7 +25,8 @@ from gossamer.process.replica.background import COMPLETED, END, EXCHANGE, LOST, 
 from gossamer.process.replica.boundary import Boundary
 from gossamer.process.state.state_transfer import move_state
 from gossamer.seeds import stream
-from gossamer.vectors.vector_math import CHUNK, distance
+from gossamer.vectors.copies import Copies
+from gossamer.vectors.vector_math import CHUNK
 
 EDGE_WAIT_S = 5.0
 """How long a rank waits for its connection to the other replica, if that is alive: the first ranks have theirs."""
@@ -38,6 +39,7 @@ UNKNOWN = -1.0
 
 class ReplicaExchanges(PairwiseExchanges):
     boundary: Boundary
+    copies: Copies
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
@@ -109,7 +111,8 @@ class ReplicaExchanges(PairwiseExchanges):
             return Moved((LOST,))
         norms = (float(torch.linalg.vector_norm(vector)) for vector in (sent, received))
         measures = len(sent) <= CHUNK or self.metrics.exchanges % CONSENSUS_EVERY == 0
-        row = (COMPLETED, *(norm**2 for norm in norms), distance(sent, received) ** 2 if measures else UNKNOWN)
+        apart = self.copies.squared_distance(sent, received) if measures else UNKNOWN
+        row = (COMPLETED, *(norm**2 for norm in norms), apart)
         answer = self.staging.to_device(received)
         return Moved(row, (answer, tuple(scalars)) if effect.scalars else answer)
 

@@ -4,7 +4,7 @@ A rank that is lost leaves the others in a collective of the user's own parallel
 for minutes. So the first rank of a replica accepts a connection of each other one. A connection that breaks without a
 word means that its rank is dead, and the first rank tells the others. Each leaves the other replicas at once, so that
 they do not wait for it, and has some time to end by itself. Over the same connections the first rank tells the others
-what it has decided (``boundary``).
+what it has decided (``boundary``, ``train/replica/turn``).
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ MAX_LINE_BYTES = 200
 KEEPALIVE = (("TCP_KEEPIDLE", 5), ("TCP_KEEPINTVL", 2), ("TCP_KEEPCNT", 3))
 """A machine that is off breaks no connection: the kernel notices after ten seconds."""
 
-FINISHED, LEFT, DIED, MESSAGE = "finished", "left", "died", "message"
+FINISHED, LEFT, DIED, MESSAGE, REFUSED = "finished", "left", "died", "message", "refused"
 RECEIVE_BYTES = 1 << 16
 
 
@@ -47,10 +47,12 @@ class ReplicaWatch:
         self.inner = inner
         self.on_loss: Callable[[str], None] = lambda text: None
         """Called once if another rank dies, with what is said of it."""
-        self.on_message: Callable[[str], None] = lambda message: None
-        """Called in the thread of this watch with each message of the first rank."""
+        self.on_message: dict[str, Callable[[str], None]] = {}
+        """Called in the thread of this watch with each message, by its first word. Set before ``start``."""
         self.lost = ""
         """Which rank is lost, in words; empty while all are there."""
+        self.refused = ""
+        """Why another rank could not join: the line that it raised."""
         self._peers: dict[int, socket.socket] = {}
         self._received: dict[int, bytes] = {}
         """What has come of a line that is not complete yet."""
@@ -131,20 +133,25 @@ class ReplicaWatch:
         for line in lines:
             what, _, rest = line.decode(errors="replace").partition(" ")
             if what == MESSAGE:
-                self.on_message(rest)
+                kind, _, text = rest.partition(" ")
+                self.on_message[kind](text)
+            elif what == REFUSED:
+                shard, _, why = rest.partition(" ")
+                self.refused = self.refused or why
+                self._ended(int(shard) if shard.isdigit() else peer, LEFT, why)
             else:
                 self._ended(int(rest) if rest.isdigit() else peer, what)
         if not data:
             self._ended(peer, DIED)
         return bool(data)
 
-    def _ended(self, shard: int, how: str) -> None:
-        """A rank has finished, left or died."""
+    def _ended(self, shard: int, how: str, why: str = "") -> None:
+        """A rank has finished, left or died. ``why``: if it could not join."""
         if shard in self._told:
             return
         self._told.add(shard)
         if self.inner.shard == 0:
-            self._tell(f"{how} {shard}", but=shard)
+            self._tell(f"{REFUSED} {shard} {why}" if why else f"{how} {shard}", but=shard)
         if how in (DIED, LEFT) and not self._closed.is_set():
             threading.Thread(target=self._lost, args=(shard, how), daemon=True).start()
 
@@ -170,15 +177,23 @@ class ReplicaWatch:
                         peer.sendall(f"{line}\n".encode())
 
     def send(self, message: str) -> None:
-        """Send a message, without a line break, from the first rank to all others. They receive all in this order."""
+        """Send a message, a word and a text without a line break, from the first rank to all others or from another one
+        to the first. Messages arrive in this order.
+        """
         self._tell(f"{MESSAGE} {message}")
 
-    def close(self, finished: bool) -> None:
-        """Say goodbye. ``finished``: in order, after ``finish``; otherwise the replica cannot go on."""
+    def close(self, finished: bool, why: str = "") -> None:
+        """Say goodbye. ``finished``: in order, after ``finish``; otherwise the replica cannot go on.
+
+        ``why``: this rank could not join. The others raise the same line.
+        """
         if self._closed.is_set():
             return
         self._closed.set()
-        self._tell(f"{FINISHED if finished else LEFT} {self.inner.shard}")
+        line = " ".join(why.split())
+        self._tell(
+            f"{REFUSED} {self.inner.shard} {line}" if line else f"{FINISHED if finished else LEFT} {self.inner.shard}"
+        )
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(2 * POLL_S)
         for peer in self._peers.values():

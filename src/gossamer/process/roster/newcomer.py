@@ -27,6 +27,9 @@ CONNECT_TIMEOUT_S, STORE_TIMEOUT_S = 30.0, 3.0
 
 RETRY_S, WAIT_S = 0.2, 1.0
 
+OF_REPLICAS = "replicas"
+"""What a run announces to whose replicas no others can come."""
+
 
 class Newcomer:
     """This process on its way into the run at ``at``, HOST:PORT of the store or of any worker."""
@@ -126,6 +129,10 @@ class Newcomer:
             while (text := store.announced()) is None:
                 self._check_time("has not begun")
                 time.sleep(RETRY_S)
+        finally:
+            store.close()
+        self._check_announced(text)
+        try:
             announced = json.loads(text)
             self.job = str(announced["job"])
             return str(announced["prefix"])
@@ -133,11 +140,18 @@ class Newcomer:
             raise InputError(
                 f"what the run at {self._at} says about its job cannot be read: install the same version of gossamer"
             ) from None
-        finally:
-            store.close()
+
+    def _check_announced(self, text: bytes | None) -> None:
+        """InputError if the run has announced that nobody can come to it."""
+        if text is not None and text == OF_REPLICAS.encode():
+            raise InputError(
+                f"the run at {self._at} takes no more workers: its workers are replicas of several ranks, and none can "
+                "come to those; start a run with more of them"
+            )
 
     def _wait_until_begun(self) -> None:
         while not self._store.has_all(["started"], WAIT_S):
+            self._check_announced(self._store.announced())
             self._check_time("has not begun")
 
     def _check_time(self, what: str) -> None:
@@ -145,9 +159,11 @@ class Newcomer:
             raise InputError(f"the run at {self._at} {what}: look at the output of its workers")
 
 
-def announcement(prefix: str, job: str) -> str:
-    """Return what a run of ``gossamer train`` says to processes that want to come to it."""
-    return json.dumps({"prefix": prefix, "job": job})
+def announcement(prefix: str, job: str, of_replicas: bool = False) -> str:
+    """Return what a run says to processes that want to come to it; empty: nothing. ``job``: of ``gossamer train``."""
+    if of_replicas:
+        return OF_REPLICAS
+    return json.dumps({"prefix": prefix, "job": job}) if job else ""
 
 
 def parse_address(text: str, what: str) -> Address:

@@ -25,23 +25,17 @@ from gossamer.process.joining.join_facts import find_facts
 from gossamer.process.lifecycle import Phase, StepRetry, TrainingEnded
 from gossamer.process.liveness.heartbeats import Heartbeats, HeartbeatThread, Progress
 from gossamer.process.net.secret import NO_SECRET, is_loopback
-from gossamer.process.pairwise.exchanges import PairwiseExchanges
 from gossamer.process.replica.agreement import Agreement as ReplicaAgreement
-from gossamer.process.replica.driver import make_driver
-from gossamer.process.replica.effects import ReplicaEffectHandler
-from gossamer.process.replica.exchanges import ReplicaExchanges
-from gossamer.process.replica.state import ReplicaState
+from gossamer.process.replica.driver import find_parts, make_driver
 from gossamer.process.roster.newcomer import announcement
 from gossamer.process.roster.placement import place
 from gossamer.process.roster.roster import KnownRoster
 from gossamer.process.roster.roster_store import RosterStore, check_place
 from gossamer.process.runtime.early_gradient import make_early_gradient
-from gossamer.process.runtime.effect_handler import EffectHandler
 from gossamer.process.runtime.flat_model import FlatModel
 from gossamer.process.runtime.partition_policy import CONTINUE, PartitionPolicy
 from gossamer.process.runtime.process_worker import ProcessWorker
 from gossamer.process.runtime.staging import Staging
-from gossamer.process.runtime.worker_state import WorkerState
 from gossamer.process.store.addresses import local_address
 from gossamer.process.store.claim_watch import ClaimWatch
 from gossamer.process.store.parsing import Refusals, read_time
@@ -91,12 +85,11 @@ class WorkerRuntime:
         without the others. ``job``: what the run announces to processes that want to come to it.
         """
         self.method, self.rank = method, rank_info.rank
-        self._announcement = announcement(rank_info.prefix, job) if job else ""
+        self._announcement = announcement(rank_info.prefix, job, replica is not None)
         self.everybody = KnownRoster(rank_info.roster)
         check_declaration(method)
         has_background = method.background is not None
-        two_vectors = has_background or method.eval_point is not None
-        self.flat_model = FlatModel(model, optimizer, two_vectors)
+        self.flat_model = FlatModel(model, optimizer, has_background or method.eval_point is not None)
         # Bounded and cheap, so that one is there even if nobody reads it.
         self.recorder = recorder or Recorder([self.rank])
         placement = place(topology, self.everybody.ranks)
@@ -105,8 +98,8 @@ class WorkerRuntime:
         if transport == "nccl":
             nccl.check(self.flat_model.device)
         staging = Staging(self.flat_model.device, nccl=transport == "nccl")
-        state = WorkerState if replica is None else ReplicaState
-        self.state = state(method, self.flat_model, self.worker, staging, self.everybody, topology)
+        new_state, new_exchanges, new_handler = find_parts(replica)
+        self.state = new_state(method, self.flat_model, self.worker, staging, self.everybody, topology)
         self.state.replica, self.worker.counts_time = replica, replica is not None
         self.lifecycle, self.metrics = self.state.lifecycle, self.state.metrics
         self._joined = False
@@ -132,10 +125,15 @@ class WorkerRuntime:
         history = self.state.history
         self.heartbeats.own_progress = lambda: Progress(history.steps, history.busy_s)
         self.peer_watch = PeerWatch(self.everybody, self.heartbeats, self.state.events, method.lockstep)
-        facts = find_facts(self.flat_model, method, topology, seed, transport, codec, has_output)
+        size = 0 if replica is None else replica.size
+        facts = find_facts(self.flat_model, method, topology, seed, transport, codec, has_output, size)
         self._timeout_s = timeout_s
         self._handshake = Handshake(self.rank, topology.workers, facts, self.store, self.heartbeats, timeout_s, events)
+        self._handshake.replica = replica
         try:
+            if replica is not None:
+                # The store may end as soon as one of them sees that the replicas differ.
+                replica.all_true(True)
             # Before anything is published: a worker that does not fit a run that has begun must not disturb it.
             self._handshake.check_run()
             self.roster_store.read()
@@ -162,10 +160,8 @@ class WorkerRuntime:
         if codec is not None:
             links = Links(codec, seed, self.rank)
             encoded = EncodedMeans(self.groups, staging, partial(MeanLink, codec, seed + self.rank))
-        exchanges = PairwiseExchanges if replica is None else ReplicaExchanges
-        self.exchanges = exchanges(self.state, neighbours, listener, self.heartbeats, links)
-        handler = EffectHandler if replica is None else ReplicaEffectHandler
-        self.effects = handler(self.state, self.groups, self.exchanges, encoded)
+        self.exchanges = new_exchanges(self.state, neighbours, listener, self.heartbeats, links)
+        self.effects = new_handler(self.state, self.groups, self.exchanges, encoded)
         topic = gradient_topic(method)
         if topic and transport != "nccl" and codec is None and replica is None:
             self.effects.early = make_early_gradient(self.state, self.groups, topic)
@@ -204,7 +200,7 @@ class WorkerRuntime:
         self.addresses.on_found = self.exchanges.peers.set_address
         train = self.groups.train
         # "started" is published once everybody has joined: a worker that reads it before it has joined comes back.
-        wait = JoinWait(self.everybody, self.heartbeats, self._timeout_s)
+        wait = JoinWait(self.everybody, self.heartbeats, self._timeout_s, self._handshake.check_replica)
         train.cancelled = lambda: wait.too_late() or self.store.get("started") is not None
         self.state.needs_state = self.rank != 0
         try:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 
 from gossamer.errors import InputError
 from gossamer.process.events import EventKind, Events
@@ -53,12 +53,16 @@ def series_line(name: str, missing: list[int]) -> str:
 class JoinWait:
     """The wait of ``join`` for the others, at most ``timeout_s`` from now on."""
 
-    def __init__(self, everybody: Collection[int], heartbeats: Heartbeats, timeout_s: float) -> None:
-        self._everybody, self._heartbeats, self._timeout_s = everybody, heartbeats, timeout_s
+    def __init__(
+        self, everybody: Collection[int], heartbeats: Heartbeats, timeout_s: float, check: Callable[[], None]
+    ) -> None:
+        """``check()``: raises InputError if the wait has no sense any more."""
+        self._everybody, self._heartbeats, self._timeout_s, self._check = everybody, heartbeats, timeout_s, check
         self._until = time.monotonic() + timeout_s
 
     def too_late(self) -> bool:
         """Raise InputError if the others have let this worker wait for too long; otherwise return False."""
+        self._check()
         if time.monotonic() > self._until:
             rank, lost = self._heartbeats.rank, self._heartbeats.lost
             alive = [other for other in self._everybody if other != rank and other not in lost]

@@ -186,7 +186,8 @@ class LoopOutput:
             self._log.update(self.status)
             self._measure_exchanges()
             assert self._own_weights is not None
-            self.status.consensus = rounded_distance(self._own_weights, self._runtime.flat_model.x.to("cpu"))
+            apart = rounded_distance(self._own_weights, self._runtime.flat_model.x.to("cpu"))
+            self.status.consensus = apart if self._runtime.state.replica is None else self._metrics().consensus
             self.status.state = DONE
         self._own_weights = None
         self._reporter.publish_last()

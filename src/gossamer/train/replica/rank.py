@@ -1,7 +1,7 @@
 """One rank of a replica that ``gossamer train`` runs: its process group, and what its replica decides together.
 
 The ranks of a replica make every step together. Its first rank decides whether there is one more step, when to evaluate
-and when to write a checkpoint; the others hear of it in one small gather before each step.
+and when to write a checkpoint; the others hear of it before each step (``turn``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gossamer.train.pacing import Pace
 from gossamer.train.replica import sharded_checkpoint
 from gossamer.train.replica.parallel import SpreadPace, parallelize
 from gossamer.train.replica.place import ReplicaPlace
-from gossamer.train.replica.turn import Turn
+from gossamer.train.replica.turn import SentTurns, Turns
 from gossamer.wire import Codec
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
@@ -49,6 +49,8 @@ class ReplicaRank:
         between = Replica(rank_info.rank, rank_info.workers, f"{rank_info.host}:{rank_info.port}")
         self.group = ReplicaGroup(self.mesh, between, START_TIMEOUT_S)
         self.rank_info = rank_info
+        self.turns: Turns
+        """What the ranks do next. Once they are connected."""
 
     @property
     def shard(self) -> int:
@@ -86,16 +88,11 @@ class ReplicaRank:
 
         return self.group.agree(prepare, lambda joined: (joined, method, method.topology.name, seed))
 
-    def connect(self) -> Agreement:
-        """Connect the ranks of this replica for the training."""
-        return self.group.connect(self.rank_info)
-
-    def agree(self, own: Turn) -> Turn:
-        """Return what the first rank decided; whether to stop is what any rank says."""
-        numbers = torch.tensor([own.go, own.evaluate, own.checkpoint, own.stopping], dtype=torch.int64)
-        gathered = self.group.inner.gather(numbers)
-        go, evaluate, checkpoint, _ = gathered[0].tolist()
-        return Turn(bool(go), bool(evaluate), checkpoint, any(int(each[3]) for each in gathered))
+    def connect(self, lockstep: bool) -> Agreement:
+        """Connect the ranks of this replica for the training. ``lockstep``: that of the method."""
+        agreement = self.group.connect(self.rank_info)
+        self.turns = Turns(agreement) if lockstep else SentTurns(agreement)
+        return agreement
 
     def leaders(self, number: int) -> int:
         """Return the number that the first rank of the replica gives."""

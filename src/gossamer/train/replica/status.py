@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,26 +15,28 @@ FIGURES = ("pid", "host", "state", "steps", "idle_s", "step_s", "bytes_sent", "l
 class ReplicaBoard(StatusBoard):
     """The boards of all shards as one: a status is that of a whole replica, requests go to its first rank."""
 
-    def __init__(self, boards: Sequence[StatusBoard], sharded: bool) -> None:
-        """``boards``: by shard. ``sharded``: each rank holds a part of the model, and not all of it."""
+    def __init__(self, boards: Sequence[StatusBoard]) -> None:
+        """``boards``: by shard."""
         super().__init__(boards[0]._store)
-        self.boards, self.sharded = boards, sharded
+        self.boards = boards
 
     def get(self, rank: int) -> WorkerStatus | None:
         first, *others = (board.get(rank) for board in self.boards)
-        return first and whole_status(first, [status for status in others if status is not None], self.sharded)
+        return first and whole_status(first, [status for status in others if status is not None])
 
     def close(self) -> None:
         for board in self.boards:
             board.close()
 
 
-def whole_status(first: WorkerStatus, others: Sequence[WorkerStatus], sharded: bool) -> WorkerStatus:
-    """Return the status of a replica. Its first rank speaks for all but for sums, and for what fails elsewhere."""
+def whole_status(first: WorkerStatus, others: Sequence[WorkerStatus]) -> WorkerStatus:
+    """Return the status of a replica. Its first rank speaks for all but for sums, and for what fails elsewhere.
+
+    The consensus distance of each rank is that of the whole replica.
+    """
     ranks = [first, *others]
     failed = next((status for status in ranks if status.state == FAILED), first)
     diverged = [status.diverged_at for status in ranks if status.diverged_at is not None]
-    squares = [status.consensus**2 for status in ranks]
     return replace(
         first,
         state=failed.state,
@@ -44,7 +45,6 @@ def whole_status(first: WorkerStatus, others: Sequence[WorkerStatus], sharded: b
         loss_sum=sum(status.loss_sum for status in ranks),
         loss_count=sum(status.loss_count for status in ranks),
         bytes_sent=sum(status.bytes_sent for status in ranks),
-        consensus=math.sqrt(sum(squares)) if sharded else first.consensus,
         ranks=[rank_figures(status) for status in ranks],
     )
 

@@ -1,8 +1,17 @@
-"""What the ranks of a replica agree on before each step."""
+"""What the ranks of a replica do next, as its first rank says before each step, and how the others hear of it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import json
+import queue
+from dataclasses import astuple, dataclass, replace
+
+import torch
+
+from gossamer.errors import InputError
+from gossamer.process.replica.agreement import Agreement
+
+POLL_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -16,3 +25,54 @@ class Turn:
     """The newest checkpoint that was requested, by its number of steps."""
     stopping: bool = False
     """A rank was asked to stop."""
+
+
+class Turns:
+    """The turns of one rank in lockstep, whose steps consist of collectives: one more tells all of them."""
+
+    def __init__(self, replica: Agreement) -> None:
+        self.replica = replica
+
+    def agree(self, own: Turn) -> Turn:
+        """Return what the first rank decided; whether to stop is what any rank says."""
+        numbers = torch.tensor([own.go, own.evaluate, own.checkpoint, own.stopping], dtype=torch.int64)
+        gathered = self.replica.inner.gather(numbers)
+        go, evaluate, checkpoint, _ = gathered[0].tolist()
+        return Turn(bool(go), bool(evaluate), checkpoint, any(int(each[3]) for each in gathered))
+
+
+class SentTurns(Turns):
+    """The turns of one rank with a method that does not wait: the first rank sends them and waits for nobody.
+
+    Another rank that is asked to stop tells the first one, which says so in one of its next turns.
+    """
+
+    def __init__(self, replica: Agreement) -> None:
+        """Before the replica's watch starts."""
+        super().__init__(replica)
+        self._watch = replica.watch
+        self._sent: queue.SimpleQueue[Turn] = queue.SimpleQueue()
+        self._stopping = False
+        """On the first rank: another one was asked to stop. On the others: this one was, and the first one knows it."""
+        self._watch.on_message |= {"turn": self._hear_turn, "stop": self._hear_stop}
+
+    def _hear_turn(self, text: str) -> None:
+        self._sent.put(Turn(*json.loads(text)))
+
+    def _hear_stop(self, text: str) -> None:
+        self._stopping = True
+
+    def agree(self, own: Turn) -> Turn:
+        if self.replica.shard == 0:
+            turn = replace(own, stopping=own.stopping or self._stopping)
+            self._watch.send(f"turn {json.dumps(astuple(turn))}")
+            return turn
+        if own.stopping and not self._stopping:
+            self._stopping = True
+            self._watch.send("stop")
+        while True:
+            try:
+                return self._sent.get(timeout=POLL_S)
+            except queue.Empty:
+                if self._watch.lost:
+                    raise InputError(self._watch.lost) from None
