@@ -254,6 +254,7 @@ def threads() -> None:
     boxes = [
         ("gossamer-async", "collectives that Start began", "world"),
         ("gossamer-heartbeat", "counts, looks for the dead", "world"),
+        ("gossamer-follow", "reads the store", "world"),
         ("gossamer-net", "edges, heartbeats, store", "network"),
         ("gossamer-give-N", "gives the state to peer N", "network"),
         ("gossamer-batches", "numbers of shared batches", "world"),

@@ -25,12 +25,15 @@ class DictStore:
         return True
 
     def compare_set(self, key, value, expected=""):
-        if self.entries.get(key, "") == expected:
+        if self.entries.get(key, "") == (expected if isinstance(expected, str) else expected.decode()):
             self.entries[key] = value
         return self.get(key)
 
     def add(self, key, amount):
-        self.entries[key] = str(int(self.entries.get(key, "0")) + amount)
+        count = self.entries.get(key, "0")
+        if not count.isdigit() or len(count) > 18:
+            return None
+        self.entries[key] = str(int(count) + amount)
         return int(self.entries[key])
 
 
@@ -41,6 +44,7 @@ class Job:
         self.count, self.seed, self.lockstep = count, seed, lockstep
         self.entries: dict[str, str] = {}
         self.lost: set[int] = set()
+        self.refused: list[str] = []
 
     def worker(self, rank: int, *, came_back: bool = False, at: tuple[int, int] | None = None) -> WorkerData:
         heartbeats = SimpleNamespace(lost=self.lost, done=lambda other: False)
@@ -49,7 +53,7 @@ class Job:
             rank=rank,
             everybody=range(self.count),
             store=DictStore(self.entries),
-            refusals=Refusals(print),
+            refusals=Refusals(self.refused.append),
             heartbeats=heartbeats,
             method=SimpleNamespace(lockstep=self.lockstep),
             state=SimpleNamespace(events=Events(rank), data_position=at),

@@ -20,7 +20,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
-KINDS = ("crowd", "healing", "join", "partition", "poison", "replica", "slow", "stranger")
+KINDS = ("crowd", "healing", "join", "partition", "poison", "replica", "slow", "split", "stranger")
 SUITE = ("faults.py", *(f"{kind}_faults.py" for kind in KINDS))
 OTHERS = (
     "test_process_join.py",

@@ -168,3 +168,21 @@ def test_workers_with_other_data_or_another_order_are_told(use):
     train(job.worker(0), Subset(range(8), [0, 2, 4, 6]))
     with pytest.raises(InputError, match="another order or subset"):
         train(job.worker(1), Subset(range(8), [1, 3, 5, 7]))
+
+
+@pytest.mark.parametrize("bad", ["x", "9" * 5000, "[" * 100_000], ids=["text", "digits", "nested"])
+def test_what_no_worker_has_published_is_refused_and_the_data_is_dealt_as_ever(bad):
+    job = Job(2)
+    job.entries |= dict.fromkeys(["epoch", "epoch/0", "epoch/1", "order/0", "batches", f"numbers/{2**31}"], bad)
+    loader = DataLoader(range(12), batch_size=2)
+    shares = [worker.shard(loader, None, True, False) for worker in job.workers()]
+    for _ in range(2):
+        assert sorted(seen(shares[0]) + seen(shares[1])) == list(range(12))
+    assert {line.split()[6].rstrip(":") for line in job.refused} == {"epoch", "epoch/0", "epoch/1", "order/0"}
+    pools = [worker.batches(loader, 6, None) for worker in job.workers()]
+    assert sorted(seen(pools[0]) + seen(pools[1])) == list(range(12))
+    assert any("at batches" in line for line in job.refused)
+    assert any(f"at numbers/{2**31}" in line for line in job.refused)
+    job.entries["batches"] = bad
+    late = job.worker(0, came_back=True).batches(loader, 6, None)
+    assert len(seen(late)) == 12

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import socket
 import struct
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -35,7 +37,7 @@ class Server:
         self._clients: list[StoreClient] = []
 
     def client(self) -> StoreClient:
-        self._clients.append(StoreClient(self.listener.address, MEMBER, self.loop, 20.0))
+        self._clients.append(StoreClient.connect(self.listener.address, MEMBER, self.loop, 20.0))
         return self._clients[-1]
 
     def close(self) -> None:
@@ -185,6 +187,86 @@ def test_workers_move_to_a_spare_and_back() -> None:
     assert len(moves) == 2
     worker.close()
     again.listener.close()
+
+
+def test_stores_that_do_not_answer_cost_no_time_each() -> None:
+    """A side of a partition without the home store and the first of the spare ones: nothing refuses a connection."""
+    home, spare = HostedStore(HOST, 0, MEMBER, print), HostedStore(HOST, 0, MEMBER, print)
+    worker = failover_store(home.address[1], 1, Host.LAUNCHER)
+    silent = [socket.create_server((HOST, 0)) for _ in range(32)]
+    worker.spares |= {rank: server.getsockname() for rank, server in enumerate(silent)}
+    worker.spares[32] = spare.address
+    began = time.monotonic()
+    home.listener.close()
+    while not worker.set("a", "1") and time.monotonic() < began + 60:
+        time.sleep(0.05)
+    # One after the other would take 64 s.
+    assert time.monotonic() - began < 20
+    assert worker._current == spare.address
+    worker.close()
+    spare.listener.close()
+    for server in silent:
+        server.close()
+
+
+def test_a_worker_prefers_the_first_store_and_tries_those_out_of_reach_last() -> None:
+    home = HostedStore(HOST, 0, MEMBER, print)
+    stores = [HostedStore(HOST, 0, MEMBER, print) for _ in range(4)]
+    worker = failover_store(home.address[1], 1, Host.LAUNCHER)
+    worker.spares |= {rank: store.address for rank, store in enumerate(stores)}
+    worker.unreachable = lambda: {0, 1}
+    assert worker._addresses() == (
+        [home.address, stores[2].address, stores[3].address],
+        [stores[0].address, stores[1].address],
+    )
+    home.listener.close()
+    until = time.monotonic() + 60
+    while not worker.set("a", "1") and time.monotonic() < until:
+        time.sleep(0.05)
+    assert worker._current == stores[2].address
+    for store in stores[2:]:
+        store.listener.close()
+    while (not worker.set("a", "1") or worker._current == stores[2].address) and time.monotonic() < until:
+        time.sleep(0.05)
+    # It may be reached after all.
+    assert worker._current == stores[0].address
+    worker.close()
+    for store in stores[:2]:
+        store.listener.close()
+
+
+def test_one_search_serves_all_threads_and_holds_up_no_other_call() -> None:
+    home, spare = HostedStore(HOST, 0, MEMBER, print), HostedStore(HOST, 0, MEMBER, print)
+    worker = failover_store(home.address[1], 1, Host.LAUNCHER)
+    silent = socket.create_server((HOST, 0))
+    worker.spares |= {0: silent.getsockname(), 1: spare.address}
+    moves: list[int] = []
+    worker.on_move.append(lambda: moves.append(1))
+    home.listener.close()
+    worker.get("a")
+    with ThreadPoolExecutor() as executor:
+        futures = [executor.submit(worker.set, "a", "1") for _ in range(8)]
+        # Also while the search lasts.
+        worker.move_to_earlier()
+        assert all(future.result(60) for future in futures)
+    assert (len(moves), worker._current) == (1, spare.address)
+    worker.close()
+    spare.listener.close()
+    silent.close()
+
+
+def test_a_search_ends_when_the_worker_closes() -> None:
+    home = HostedStore(HOST, 0, MEMBER, print)
+    worker = failover_store(home.address[1], 1, Host.LAUNCHER)
+    silent = socket.create_server((HOST, 0))
+    worker.spares[0] = silent.getsockname()
+    home.listener.close()
+    worker.get("a")
+    with ThreadPoolExecutor() as executor:
+        search = executor.submit(worker.get, "a")
+        worker.close()
+        assert search.result(60) is None
+    silent.close()
 
 
 def test_a_worker_without_the_secret_is_told_so() -> None:

@@ -10,19 +10,19 @@ import pytest
 from real_workers import RealWorkers
 from training_script import train
 
-from gossamer.process.collectives.group_builder import GroupBuilder
+from gossamer.process.collectives.member_entries import MemberEntries
 
 
 def train_and_name_groups(rank: int, environment: dict[str, str], order: dict[str, Any], out: Connection) -> None:
     """Train, and report the names of the process groups that this worker has waited for."""
     names: list[str] = []
-    await_ready = GroupBuilder.await_ready
+    await_all = MemberEntries.await_all
 
-    def note(self: GroupBuilder, name: str, *arguments: Any) -> dict[int, str]:
+    def note(self: MemberEntries, name: str, *arguments: Any) -> dict[int, bytes]:
         names.append(name)
-        return await_ready(self, name, *arguments)
+        return await_all(self, name, *arguments)
 
-    GroupBuilder.await_ready = note  # type: ignore[method-assign]
+    MemberEntries.await_all = note  # type: ignore[method-assign]
     train(rank, environment, order, out)
     out.send({"at": "groups", "names": names})
 

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import socket
+import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import faults
 import join_faults
@@ -12,33 +15,116 @@ import pytest
 import stranger_faults
 from real_workers import RealWorkers
 
+from gossamer.process.collectives.call import read_publication
+from gossamer.process.events import Events
+from gossamer.process.joining.handshake import Handshake
+from gossamer.process.joining.join_facts import from_text
 from gossamer.process.net.identity import Identity
+from gossamer.process.roster.roster import Roster, read_roster
+from gossamer.process.roster.roster_store import take_rank
 from gossamer.process.store.addresses import listening_addresses, local_address
 from gossamer.process.store.failover_store import FailoverStore
 from gossamer.process.store.home_store import Home, Host, HostedStore
-from gossamer.process.store.parsing import Refusals, read_address, read_number, read_ranks, read_time
+from gossamer.process.store.parsing import (
+    MAX_TEXT_CHARS,
+    Refusals,
+    read_address,
+    read_json,
+    read_number,
+    read_ranks,
+    read_text,
+    read_time,
+)
+from gossamer.process.store.rank_info import free_port
+from gossamer.runs.status import StatusBoard
 
 
 def test_a_worker_dies_after_it_said_that_it_is_there() -> None:
     faults.test_a_worker_dies_after_it_said_that_it_is_there("overlap", run=1)
 
 
+NO_VALUES = (b"x", b"\xff\x00", b"9" * 5000, b"[" * 100_000)
+"""Neither text, nor a number that can be read, nor JSON."""
+
+READ_BY_ALL = ("address/2", "done/2")
+"""What workers read while they train, and the roster, which the first to read it mends. The others are read by those
+that come, or come back."""
+
+KEYS = (
+    *READ_BY_ALL,
+    "roster",
+    "roster/given",
+    "claim/1",
+    "failure/1",
+    "series/1",
+    "series-at/1",
+    "began",
+    "started",
+    "announcement",
+)
+KEYS += ("handshake/first", "handshake/differs", "handshake/rank/1", "handshake/read/1", "monitor", "batches", "epoch")
+
+
+@pytest.mark.parametrize("bad", NO_VALUES, ids=["text", "bytes", "digits", "nested"])
 @pytest.mark.parametrize("method", ["allreduce", "a2cid2"])
-def test_values_in_the_store_that_no_worker_wrote(method: str, tmp_path: Path) -> None:
-    with RealWorkers(3, method=method, steps=100_000, until=tmp_path / "enough") as workers:
+def test_values_in_the_store_that_no_worker_wrote(method: str, bad: bytes, tmp_path: Path) -> None:
+    with RealWorkers(3, method=method, steps=100_000, until=tmp_path / "enough", averaged=True) as workers:
         for worker in workers:
             worker.step(20)
         host, port = workers.environment["MASTER_ADDR"], int(workers.environment["MASTER_PORT"])
         home, identity = Home(host, port, Host.LAUNCHER, ""), Identity(None, "run/0")
         store = FailoverStore(home, identity, "gossamer/run/0/0/", 10.0)
-        for key in ("address/2", "beat/1", "began", "connect/0-2", "edge/0-1", "batches"):
-            store.set(key, "x")
-        store.close()
-        workers[0].said("refused what the store has at")
+        store.set_all(dict.fromkeys(KEYS, bad))
+        for key in READ_BY_ALL:
+            workers[0].said(f"refused what the store has at {key}")
+        until = time.monotonic() + 60
+        while read_roster(store.get("roster")) is None and time.monotonic() < until:
+            time.sleep(0.05)
+        # Those that come read the rest.
         workers.kill(1)
         workers[0].said("worker 1 died")
+        assert any("came back" in event for event in workers.restart(1).at("joined")["events"])
+        (newcomer,) = workers.grow(1)
+        assert newcomer.at("joined")["rank"] == 3
+        assert read_roster(store.get("roster")) == Roster(3, frozenset({3}))
+        assert read_number(store.get("roster/given")) == 1
+        store.close()
+        workers[0].said("worker 3 has come to the run")
         (tmp_path / "enough").touch()
-        faults.good(workers.finished([0, 2]))
+        faults.good(workers.finished())
+
+
+def test_a_count_in_the_store_that_nobody_counts_up_to() -> None:
+    lines: list[str] = []
+    refusals, port = Refusals(lines.append), free_port()
+    store = FailoverStore(Home("127.0.0.1", port, Host.RANK_0, ""), Identity(0), "test/", 20.0)
+    for bad in (b"x", b"-5", b"9" * 18, b"9" * 5000, b""):
+        store.set("count", bad)
+        assert refusals.add(store, "count", 2, 7) == 9
+        assert refusals.add(store, "count", 2, 7) == 11
+    assert (refusals.count, len(lines)) == (5, 1)
+    # Ranks are given after those that there are.
+    for bad in (b"x", b"-5", b"9" * 18, b"70000"):
+        store.set("roster/given", bad)
+        assert take_rank(store, Roster(3, frozenset({3, 4}))) == 5
+    for bad in (b"x", b"\xff", b"1" * 5000):
+        store.set("began", bad)
+        assert refusals.agreed(store, "began", "1.5", read_time) == 1.5
+        assert refusals.agreed(store, "began", "2.5", read_time) == 1.5
+    store.close()
+
+
+def test_what_differs_need_not_be_a_rank() -> None:
+    for bad in NO_VALUES:
+        handshakes = [
+            Handshake(rank, 1, {"a fact": "the same"}, store, SimpleNamespace(), 20.0, Events(rank))  # type: ignore[arg-type]
+            for rank, store in [
+                (0, FailoverStore(Home("127.0.0.1", free_port(), Host.RANK_0, ""), Identity(0), "", 20.0))
+            ]
+        ]
+        handshakes[0].store.set("handshake/differs", bad)
+        handshakes[0].run()
+        handshakes[0].store.close()
 
 
 def test_what_cannot_be_read_counts_as_not_published() -> None:
@@ -54,6 +140,23 @@ def test_what_cannot_be_read_counts_as_not_published() -> None:
     for bad in (None, b"", b"\xff[", b"{}", b"[]", b"[1, 0]", b"[0, 0]", b"[0, 3]", b"[true]", b'["0"]', b"[0.0]"):
         assert read_ranks(bad, range(3)) is None
     assert read_ranks(b"[0, 2]", range(3)) == [0, 2]
+    for bad in (None, b"", b"\xff", b"a\nb", b"\x1b[0m", b"x" * (MAX_TEXT_CHARS + 1)):
+        assert read_text(bad) is None
+    assert read_text("wörker 1".encode()) == "wörker 1"
+    for bad in NO_VALUES:
+        assert read_json(bad) is None
+        assert read_roster(bad) is None
+        assert from_text(bad) is None
+        assert StatusBoard(SimpleNamespace(get=lambda key: bad)).get(0) is None  # type: ignore[arg-type]  # noqa: B023
+        assert read_publication(bad) is None
+    wait = {"key": "k", "text": "a call", "members": [0, 1], "completed": []}
+    good = {"number": 1, "waiting": {"foreground": wait}}
+    assert read_publication(json.dumps(good).encode()) is not None
+    for part in ({"key": 1}, {"text": "a\nb"}, {"text": ""}, {"members": "01"}, {"completed": [1]}, {"more": 1}):
+        other = {"number": 1, "waiting": {"foreground": wait | part}}
+        assert read_publication(json.dumps(other).encode()) is None
+    for part in ({"number": -1}, {"number": 1 << 62}, {"number": 1.5}, {"number": True}, {"waiting": []}):
+        assert read_publication(json.dumps(good | part).encode()) is None
 
 
 def test_each_value_that_cannot_be_read_is_said_once() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from gossamer.process.roster.roster import Roster
 from gossamer.process.roster.roster_store import read_from
 from gossamer.process.store.failover_store import FailoverStore
-from gossamer.process.store.parsing import read_number
+from gossamer.process.store.parsing import read_json, read_number
 from gossamer.results import to_json_data
 
 STARTING, TRAINING, DONE, FAILED, LEFT = "starting", "training", "done", "failed", "left"
@@ -98,8 +98,8 @@ class StatusBoard:
     def get(self, rank: int) -> WorkerStatus | None:
         """Return the newest status of a worker; None if there is none or the store cannot be reached."""
         try:
-            status = WorkerStatus(**json.loads(self._store.get(f"status/{rank}") or b"null"))
-        except (ValueError, TypeError):
+            status = WorkerStatus(**read_json(self._store.get(f"status/{rank}")))
+        except TypeError:
             return None
         return status if status.rank == rank else None
 

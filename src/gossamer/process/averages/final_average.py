@@ -28,10 +28,10 @@ from gossamer.process.runtime.worker_runtime import WorkerRuntime
 
 POLL_S = 0.01
 WAIT_S = 0.1
-"""How long a worker waits for the others in one request to the store."""
+"""How long a worker waits for the others before it looks whether it has to start again."""
 
 HOST_LEAVES_AFTER_S = 0.5
-"""How long the host of the store waits for the others to leave first."""
+"""How long the host of the store, and the member that the others ask, wait for the others to leave first."""
 
 
 class FinalAverage:
@@ -122,30 +122,22 @@ class FinalAverage:
         average.load_buffers(flat_model)
 
     def _leave_together(self) -> None:
-        """Wait until every member has the average. The host of the store leaves last."""
-        of = self.of
+        """Wait until every member has the average. Who serves the others leaves last."""
+        of, heartbeats = self.of, self.runtime.heartbeats
         others = [rank for rank in of.members if rank != self.rank]
-
-        def all_have(published: str) -> bool:
-            # The store answers as soon as all have: that is fewer requests than asking often.
-            keys = [f"{published}/{rank}" for rank in others]
-            if self.store.has_all(keys, WAIT_S):
-                return True
-            marks = zip(others, self.store.get_all(keys), strict=True)
-            return all(mark is not None or of.agreement.probe_for_lost([rank]) for rank, mark in marks)
-
-        has, left = (f"{of.key}/{what}" for what in ("has", "left"))
         while True:
-            self.store.set(f"{has}/{self.rank}", "1")
             if of.requested > of.generation:
                 raise StepRetry
-            if all_have(has):
+            have = of.entries.exchange(f"{of.key}/has", "", of.members, WAIT_S)
+            # Who leaves has seen that all have it.
+            if any(map(heartbeats.has_left, others)):
                 break
-            time.sleep(POLL_S)
+            if all(rank in have or of.agreement.probe_for_lost([rank]) for rank in others):
+                break
         self.runtime.leave()
-        if self.store.hosted_here:
+        if self.store.hosted_here or self.rank < min(others, default=self.rank):
             until = time.monotonic() + HOST_LEAVES_AFTER_S
-            while time.monotonic() < until and not all_have(left):
+            while time.monotonic() < until and not all(
+                heartbeats.has_left(rank) or rank in heartbeats.lost for rank in others
+            ):
                 time.sleep(POLL_S)
-        else:
-            self.store.set(f"{left}/{self.rank}", "1")

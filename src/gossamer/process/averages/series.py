@@ -119,7 +119,7 @@ class UserSeries:
             runtime.state.events.add(EventKind.WAITING, waits.series_line(name, missing))
 
     def _has_come(self, rank: int) -> bool:
-        number = read_number(self._runtime.store.get(f"series-at/{rank}"))
+        number = self._number_of("series-at", rank)
         return number is not None and number >= self._number
 
     def _all_are_here(self, name: str, size: int) -> bool:
@@ -148,8 +148,13 @@ class UserSeries:
     def _last_of_others(self) -> int:
         runtime = self._runtime
         others = (rank for rank in runtime.everybody if rank != runtime.rank and not runtime.heartbeats.dead(rank))
-        published = (read_number(runtime.store.get(f"series/{rank}")) for rank in others)
+        published = (self._number_of("series", rank) for rank in others)
         return max((number for number in published if number is not None), default=-1)
+
+    def _number_of(self, what: str, rank: int) -> int | None:
+        key = f"{what}/{rank}"
+        published = self._runtime.store.get(key)
+        return self._runtime.refusals.checked(key, published, read_number(published))
 
     def _publish(self) -> None:
         if self._number >= 0:

@@ -34,8 +34,17 @@ MAX_REFUSED = 4096
 class GroupConnections:
     """Makes the groups of one worker."""
 
-    def __init__(self, rank: int, listener: Listener, find_address: Callable[[int], Address | None]) -> None:
-        self.rank, self._listener, self._find_address = rank, listener, find_address
+    def __init__(
+        self,
+        rank: int,
+        listener: Listener,
+        find_address: Callable[[int], Address | None],
+        known_address: Callable[[int], Address | None] = lambda rank: None,
+    ) -> None:
+        """``known_address(rank)``: where that worker listens as far as this one knows. If it does not,
+        ``find_address(rank)`` asks the store."""
+        self.rank, self._listener = rank, listener
+        self._known_address, self._find_address = known_address, find_address
         self._changed = threading.Condition()
         self._parked: dict[tuple[str, int], Connection] = {}
         """Connections that others have made, by group and rank, until this worker needs them."""
@@ -84,9 +93,22 @@ class GroupConnections:
             self._parked.clear()
 
     def _connect(self, name: str, rank: int, deadline: float) -> Connection:
-        address = self._find_address(rank)
+        known = self._known_address(rank)
+        if known is not None:
+            try:
+                return self._connect_at(known, name, rank, deadline)
+            except ConnectionError:
+                # Another process of it may have taken its place. One that does not answer is unreachable, or hangs.
+                address = self._find_address(rank)
+                if address in (None, known):
+                    raise
+        else:
+            address = self._find_address(rank)
         if address is None:
             raise ConnectionError(f"worker {rank} has not published where it listens")
+        return self._connect_at(address, name, rank, deadline)
+
+    def _connect_at(self, address: Address, name: str, rank: int, deadline: float) -> Connection:
         timeout_s = min(max(deadline - time.monotonic(), 0.001), CONNECT_TIMEOUT_S)
         connection = connect(address, PURPOSE, name.encode(), identity=self._listener.identity, timeout_s=timeout_s)
         if connection.peer_rank != rank:

@@ -14,6 +14,7 @@ from gossamer.effects import MAX_SCALARS
 from gossamer.errors import MethodError
 from gossamer.process.collectives.call import Call, mismatch
 from gossamer.process.collectives.group_builder import GroupBuilder
+from gossamer.process.collectives.member_entries import MemberEntries
 from gossamer.process.collectives.membership import FOREGROUND, Communication, Membership
 from gossamer.process.collectives.peer_group import Pending
 from gossamer.process.lifecycle import Lifecycle
@@ -61,6 +62,7 @@ class Groups:
             Membership,
             everybody=self.everybody,
             builder=builder,
+            entries=MemberEntries(heartbeats, agreement.refusals),
             heartbeats=heartbeats,
             agreement=agreement,
             state=state,

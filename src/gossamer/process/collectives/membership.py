@@ -30,6 +30,7 @@ from gossamer.errors import MethodError
 from gossamer.process.collectives import group_builder
 from gossamer.process.collectives.call import Call, Waits, mismatch
 from gossamer.process.collectives.group_builder import GroupBuilder
+from gossamer.process.collectives.member_entries import MemberEntries
 from gossamer.process.collectives.peer_group import Pending
 from gossamer.process.deadline import Deadline
 from gossamer.process.lifecycle import CommAborted, StepRetry, TrainingEnded
@@ -38,6 +39,7 @@ from gossamer.process.roster.roster import KnownRoster
 from gossamer.process.state.alignment import align
 from gossamer.process.state.lineage import ViewId
 from gossamer.process.state.state_transfer import TransferableState
+from gossamer.process.store.parsing import read_text
 from gossamer.process.views.agreement import Agreement
 from gossamer.process.views.messages import FINISH, NO_VIEW, TRAIN
 
@@ -51,9 +53,6 @@ STUCK_S = 1.0
 LEFT_S = 5.0
 """A worker that has been in one collective for this long does not wait for members that are done: if they cannot be
 reached any more, nobody notices that they have left."""
-
-COMPARE_INTERVAL_S = 1.0
-"""How often it compares with them what each waits for."""
 
 FOREGROUND, BACKGROUND, ASYNC, STATE_TRANSFER = "foreground", "background", "async", "state transfer"
 """The channels of communication, each with process groups of its own: the training thread's, that of the method's
@@ -71,6 +70,7 @@ class Membership:
         owner: str,
         everybody: KnownRoster,
         builder: GroupBuilder,
+        entries: MemberEntries,
         heartbeats: Heartbeats,
         agreement: Agreement,
         state: TransferableState,
@@ -78,8 +78,8 @@ class Membership:
     ) -> None:
         """``owner``: the channel that rebuilds the membership. ``over()``: nobody needs it any more."""
         self.owner, self.everybody, self.over = owner, everybody, over
-        self.rank, self.store = builder.rank, builder.store
-        self.builder, self.heartbeats, self.state = builder, heartbeats, state
+        self.rank, self.builder, self.entries = builder.rank, builder, entries
+        self.heartbeats, self.state = heartbeats, state
         self._finishes = purpose == FINISH
         """Otherwise workers that are done with their training are not waited for."""
         self._aligned = purpose == TRAIN
@@ -102,8 +102,7 @@ class Membership:
         self._started: dict[str, float] = {}
         """When the collectives in progress started, by channel."""
         self._first_rounds: dict[tuple[int, str], int] = {}
-        self.waits = Waits(self.rank)
-        self._compared_at = float("-inf")
+        self.waits = Waits(self.rank, entries)
         self._conflict: MethodError | None = None
         """Another member waits for this worker in another collective."""
         self._lock = threading.RLock()
@@ -180,7 +179,7 @@ class Membership:
         began = time.monotonic()
 
         def abandoned() -> bool:
-            # ``poll`` sees to that too, unless its thread waits for a store that has died with the member.
+            # ``poll`` sees to that too, a little later.
             stuck = time.monotonic() - began > STUCK_S
             return disconnected.is_set() or (stuck and self.agreement.probe_for_lost(self.members))
 
@@ -221,11 +220,7 @@ class Membership:
                 return self.requested > generation or self.over() or self.agreement.probe_for_lost(awaited)
 
             if call is not None:
-                calls = self.builder.await_ready(name, members, call.first, hopeless)
-                for rank, theirs in calls.items():
-                    # At the end groups are released: what others have published is of their first call, long ago.
-                    if theirs != call.first and not self.over():
-                        raise mismatch(self.rank, call.first, rank, theirs)
+                self._await_ready(name, members, call.first, hopeless)
             reused = None
             if channel == self.owner == FOREGROUND and not on_gpu and members == tuple(self.members):
                 # The state transfer is over, and all members need this group first: no need to connect them again.
@@ -236,6 +231,22 @@ class Membership:
                 # The generation ended meanwhile.
                 group_builder.disconnect(groups[key])
         return groups[key]
+
+    def _await_ready(
+        self, name: str, members: tuple[int, ...], call: str, hopeless: Callable[[tuple[int, ...]], bool]
+    ) -> None:
+        """Wait until all members are ready to build the group, however long they take. MethodError if their calls
+        differ."""
+        try:
+            calls = self.entries.await_all(f"{name}/ready", call, members, hopeless)
+        except RuntimeError:
+            # Members that have seen this worker ready connect to it.
+            self.builder.refuse(name)
+            raise
+        for rank in members:
+            # At the end groups are released: what others have said is of their first call, long ago.
+            if calls[rank] != call.encode() and not self.over():
+                raise mismatch(self.rank, call, rank, read_text(calls[rank]) or "another")
 
     # Generations
 
@@ -268,34 +279,18 @@ class Membership:
         if in_vain or (now - started > LEFT_S and any(map(self._gone, self.members))):
             self.disconnect()
             return
-        # The rest costs store requests.
-        if now - self._compared_at < COMPARE_INTERVAL_S:
-            return
-        self._compared_at = now
-        if self.needed_elsewhere(self.members):
-            self.request(self.generation + 1)
-            self.disconnect()
-            return
-        waits = f"{self.key}/waits"
-        self.store.set(f"{waits}/{self.rank}", self.waits.publication())
-        ranks = self.everybody.ranks
-        *values, published = self.store.get_all([*(f"{waits}/{rank}" for rank in ranks), f"{waits}/conflict"])
-        found = self.waits.find_conflict(dict(zip(ranks, values, strict=True)).get)
-        if found is not None:
-            self.store.set(f"{waits}/conflict", str(found))
-            published = str(found).encode() if published is None else published
-        if published is not None:
-            self._conflict = MethodError(published.decode(errors="replace"))
-            self.disconnect()
+        if self.waits.is_due(now, len(self.members)):
+            if self.needed_elsewhere(self.members):
+                self.request(self.generation + 1)
+                self.disconnect()
+                return
+            self._conflict = self._conflict or self.waits.compare(self.key, self.members)
+            if self._conflict is not None:
+                self.disconnect()
 
     def waited_for_by(self, ranks: Iterable[int]) -> bool:
         """Return whether the training of one of ``ranks`` has been waiting for this worker in a collective for long."""
-        waits = f"{self.key}/waits"
-        others = [rank for rank in ranks if rank != self.rank]
-        values = self.store.get_all([f"{waits}/{rank}" for rank in others])
-        return any(
-            self.waits.waited_for_by(rank, FOREGROUND, value) for rank, value in zip(others, values, strict=True)
-        )
+        return self.waits.any_waits(self.key, self.members, ranks, FOREGROUND)
 
     def rebuild(self, channel: str) -> None:
         """Agree on the members of the requested generation and bring their states to the same step.

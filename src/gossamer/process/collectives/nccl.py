@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import time
+from collections.abc import Callable
+from datetime import timedelta
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from gossamer.errors import InputError
+from gossamer.process.store.failover_store import FailoverStore
+
+HOPELESS_CHECK_S = 0.3
+"""How often a wait for a key checks whether the key can still appear."""
 
 
 def check(device: torch.device) -> None:
@@ -30,3 +37,46 @@ def connect(store: dist.Store, name: str, rank: int, size: int) -> Any:
 def disconnect(group: Any) -> None:
     """Abort what is in flight in ``group``, so that waiting threads notice."""
     group.abort()
+
+
+class GroupStore(dist.Store):
+    """The failover store in the form in which torch builds process groups with it.
+
+    It waits for members until ``timeout_s`` or ``hopeless()``.
+    """
+
+    def __init__(self, store: FailoverStore, timeout_s: float, hopeless: Callable[[], bool]) -> None:
+        super().__init__()
+        self._store, self._timeout_s, self._hopeless = store, timeout_s, hopeless
+
+    def set(self, key: str, value: Any) -> None:
+        if not self._store.set(key, value):
+            raise RuntimeError("no store can be reached")
+
+    def get(self, key: str) -> bytes:
+        until = time.monotonic() + self._timeout_s
+        while time.monotonic() < until:
+            began = time.monotonic()
+            if self._store.has_all([key], HOPELESS_CHECK_S):
+                value = self._store.get(key)
+                if value is not None:
+                    return value
+            if self._hopeless():
+                break
+            if time.monotonic() - began < HOPELESS_CHECK_S / 2:
+                # No store can be reached now.
+                time.sleep(HOPELESS_CHECK_S / 2)
+        raise RuntimeError(f"nobody published {key}")
+
+    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
+        for key in keys:
+            self.get(key)
+
+    def check(self, keys: list[str]) -> bool:
+        return self._store.has_all(keys)
+
+    def add(self, key: str, amount: int) -> int:
+        value = self._store.add(key, amount)
+        if value is None:
+            raise RuntimeError("no store can be reached")
+        return value

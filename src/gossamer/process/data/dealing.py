@@ -6,6 +6,7 @@ takes the examples ``p``, ``p + n``, ``p + 2n``, … of it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, TypeVar
 
@@ -88,3 +89,8 @@ def cut(items: Sequence[Item], batch_size: int, drop_last: bool) -> list[list[It
 def fingerprint(order: Sequence[Any], indices: Sequence[Any]) -> str:
     """Return a short text that tells apart orders, and subsets of a data set, that are not the same."""
     return f"{len(order)} {list(order[:64])} {list(indices[:64])}"
+
+
+def read_fingerprint(value: bytes | None) -> bytes | None:
+    """Return the fingerprint that another worker has published; None if it is none."""
+    return value if value is not None and re.fullmatch(rb"[0-9]{1,15} \[[^\n]*\] \[[^\n]*\]", value) else None

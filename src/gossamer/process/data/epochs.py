@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from gossamer.errors import InputError
@@ -74,9 +75,8 @@ class Epochs:
         absent = runtime.heartbeats.lost
         others = (rank for rank in runtime.everybody if rank != runtime.rank and rank not in absent)
         present = [runtime.rank, *(rank for rank in others if not runtime.heartbeats.done(rank))]
-        key = f"epoch/{epoch}"
-        published = runtime.store.compare_set(key, json.dumps(sorted(present)))
-        agreed = runtime.refusals.checked(key, published, read_ranks(published, range(MAX_RANKS)))
+        read = partial(read_ranks, everybody=range(MAX_RANKS))
+        agreed = runtime.refusals.agreed(runtime.store, f"epoch/{epoch}", json.dumps(sorted(present)), read)
         members = tuple(agreed or sorted(present))
         if self._newest() < epoch:
             runtime.store.set("epoch", str(epoch))

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from gossamer.errors import InputError
-from gossamer.process.data.dealing import check_size, common_order, deal, fingerprint, num_batches
+from gossamer.process.data.dealing import check_size, common_order, deal, fingerprint, num_batches, read_fingerprint
 from gossamer.process.data.epochs import Epochs, Pass
 from gossamer.process.data.loaders import ReplacedSampler, Source, is_plain, settings
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
@@ -126,7 +126,7 @@ def check_same_order(runtime: WorkerRuntime, source: Source, number: int) -> Non
     set_epoch(source.sampler, 0)
     order = common_order(source.sampler, runtime.worker.seed, number, 0)
     mine = fingerprint(order, source.indices)
-    others = runtime.store.compare_set(f"order/{number}", mine)
+    others = runtime.refusals.agreed(runtime.store, f"order/{number}", mine, read_fingerprint)
     if others is not None and others != mine.encode():
         size = read_number(others.partition(b" ")[0])
         what = f"{len(order)} examples here, {size} elsewhere" if size != len(order) else "another order or subset"

@@ -10,9 +10,10 @@ the same order of every epoch, so no two workers get the same batch.
 
 from __future__ import annotations
 
+import re
 import time
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -23,6 +24,7 @@ from gossamer.process.data.dealing import common_order, cut
 from gossamer.process.data.loaders import ReplacedSampler, Source, settings
 from gossamer.process.data.sharded_loader import check_same_order, set_epoch
 from gossamer.process.runtime.worker_runtime import WorkerRuntime
+from gossamer.process.store.parsing import read_number
 
 MAX_RESERVED = 64
 
@@ -57,7 +59,8 @@ class BatchCount:
             )
         self.total = total
         others = self.runtime.store.get("batches") if self.runtime.came_back else None
-        self.taken = max(self.taken, int(others) if others else 0)
+        taken = self.runtime.refusals.checked("batches", others, read_number(others))
+        self.taken = max(self.taken, taken or 0)
 
     def republish(self) -> None:
         """Publish the count in a store that may be new."""
@@ -70,7 +73,7 @@ class BatchCount:
 
     def numbers(self, total: int) -> Iterator[int]:
         """Yield the numbers of this worker's batches, from 1; none beyond ``total``."""
-        for number in batch_numbers(self.runtime, total):
+        for number in batch_numbers(self.runtime, total, lambda: self.drawn):
             # A store that replaced another counts from what its first user knew; one out of reach does not count.
             self.drawn = max(self.drawn + 1, number)
             if self.drawn > total:
@@ -125,7 +128,7 @@ def dealt_batches(count: BatchCount, loader: DataLoader[Any], total: int) -> Ite
 def check_same_numbers(runtime: WorkerRuntime, source: Source, number_of_loader: int, total: int) -> None:
     """Raise ``InputError`` if the same numbers mean other batches on another worker."""
     mine = f"batches of {source.batch_size}, {num_batches_per_epoch(source)} per epoch, {total} in all"
-    others = runtime.store.compare_set(f"numbers/{number_of_loader}", mine)
+    others = runtime.refusals.agreed(runtime.store, f"numbers/{number_of_loader}", mine, _read_numbers)
     if others is not None and others != mine.encode():
         theirs = others.decode(errors="replace")[:120]
         raise InputError(
@@ -146,12 +149,18 @@ def epoch_batches(runtime: WorkerRuntime, source: Source, number_of_loader: int,
     return cut(order, source.batch_size, source.drop_last) if source.divisible else order
 
 
-def batch_numbers(runtime: WorkerRuntime, total: int) -> Iterator[int]:
-    """Yield the numbers of this worker's mini-batches among those of all workers, from 1."""
+def _read_numbers(value: bytes | None) -> bytes | None:
+    text = rb"batches of [0-9]{1,15}, [0-9]{1,15} per epoch, [0-9]{1,15} in all"
+    return value if re.fullmatch(text, value or b"") else None
+
+
+def batch_numbers(runtime: WorkerRuntime, total: int, drawn: Callable[[], int] = lambda: 0) -> Iterator[int]:
+    """Yield the numbers of this worker's mini-batches among those of all workers, from 1. ``drawn()``: the newest one
+    so far, from which a count that cannot be read goes on."""
 
     def reserve(count: int) -> tuple[int, float]:
         began = time.monotonic()
-        return runtime.store.add("batches", count) or 0, time.monotonic() - began
+        return runtime.refusals.add(runtime.store, "batches", count, drawn()) or 0, time.monotonic() - began
 
     with ThreadPoolExecutor(1, thread_name_prefix="gossamer-batches") as executor:
         durations: deque[float] = deque(maxlen=16)

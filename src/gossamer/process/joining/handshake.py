@@ -21,10 +21,10 @@ from gossamer.process.joining import join_facts
 from gossamer.process.joining.join_facts import Facts, name_ranks
 from gossamer.process.liveness.heartbeats import Heartbeats, HeartbeatThread
 from gossamer.process.replica.agreement import Agreement
-from gossamer.process.roster.roster import KnownRoster, Roster
+from gossamer.process.roster.roster import MAX_RANKS, KnownRoster, Roster
 from gossamer.process.store.addresses import local_address
 from gossamer.process.store.failover_store import FailoverStore
-from gossamer.process.store.parsing import Refusals
+from gossamer.process.store.parsing import Refusals, read_json, read_number
 from gossamer.process.store.rank_info import RankInfo
 from gossamer.process.store.worker_addresses import WorkerAddresses
 
@@ -164,7 +164,9 @@ class Handshake:
         differs = self.store.get("handshake/differs")
         if differs is None:
             return self._publish_verdict(Verdict(agreed=self._digest))
-        ranks = set(range(self.workers)) | {self.rank} | ({int(differs)} if differs.isdigit() else set())
+        # What is no rank tells nothing: then only those that began are compared.
+        number = read_number(differs)
+        ranks = {*range(self.workers), self.rank, self.rank if number is None or number >= MAX_RANKS else number}
         sides: dict[int, Facts] = {}
         for rank in sorted(ranks - missing):
             digest = self.store.get(f"handshake/rank/{rank}")
@@ -297,10 +299,7 @@ class _Wait:
 
 
 def _parse_verdict(text: bytes) -> Verdict:
-    try:
-        verdict = json.loads(text)
-        if isinstance(verdict, dict) and all(isinstance(verdict[name], str) for name in Verdict._fields):
-            return Verdict(*(verdict[name] for name in Verdict._fields))
-    except (ValueError, KeyError):
-        pass
+    verdict = read_json(text)
+    if isinstance(verdict, dict) and all(isinstance(verdict.get(name), str) for name in Verdict._fields):
+        return Verdict(*(verdict[name] for name in Verdict._fields))
     return Verdict(failed="what the workers agreed on cannot be read: install the same version of gossamer on all")

@@ -19,6 +19,7 @@ import gossamer
 from gossamer.methods import Method
 from gossamer.methods.quasi_global import QuasiGlobal
 from gossamer.process.runtime.flat_model import FlatModel, plain_name
+from gossamer.process.store.parsing import read_json
 from gossamer.topology import Topology
 from gossamer.user_file import path_of
 from gossamer.vectors.flat import Flat, Part, is_sharded
@@ -175,10 +176,7 @@ def from_text(text: bytes) -> Facts | None:
     """Return the facts that another worker published; None if this is something else."""
     if len(text) > MAX_FACTS_BYTES:
         return None
-    try:
-        facts = json.loads(text)
-    except ValueError:
-        return None
+    facts = read_json(text)
     if not isinstance(facts, dict) or not all(isinstance(value, str) for value in facts.values()):
         return None
     return facts

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 
 from gossamer.process.liveness.records import Stage
+from gossamer.process.store.parsing import MAX_PROCESS
 
 BOARD_INTERVAL_S = 1.0
 """How often a worker reads what the others have published."""
@@ -16,4 +17,6 @@ BOARD_WORKERS = 64
 def read_stage(value: bytes | None) -> tuple[Stage, int] | None:
     """Return the stage that a worker has published, and its process."""
     match = re.fullmatch(rb"([0123]) ([0-9]{1,19})", value or b"")
-    return None if match is None else (Stage(int(match[1])), int(match[2]))
+    if match is None or int(match[2]) > MAX_PROCESS:
+        return None
+    return Stage(int(match[1])), int(match[2])

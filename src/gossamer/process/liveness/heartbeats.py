@@ -17,11 +17,12 @@ from typing import NamedTuple
 from gossamer.process.liveness.actions import Change, Namesake, Notice, Send
 from gossamer.process.liveness.board import BOARD_INTERVAL_S, BOARD_WORKERS, read_stage
 from gossamer.process.liveness.liveness import Liveness
-from gossamer.process.liveness.records import Kind, Stage, first_record, from_bytes, to_bytes
+from gossamer.process.liveness.records import Stage, first_record, from_bytes, to_bytes
 from gossamer.process.net.connection import Address
 from gossamer.process.net.messenger import Messenger
 from gossamer.process.roster.roster import MAX_RANKS, KnownRoster, Roster
 from gossamer.process.store.failover_store import FailoverStore
+from gossamer.process.store.parsing import is_plausible
 from gossamer.process.store.worker_addresses import WorkerAddresses
 
 HEARTBEAT_INTERVAL_S = 0.1
@@ -65,28 +66,33 @@ class Heartbeats:
         """Workers that are dead."""
         self.own_progress: Callable[[], Progress] = lambda: Progress(0, 0.0)
         self.on_death: Callable[[int], None] = lambda rank: None
-        """Called once when a worker is dead, in a thread that asks."""
+        """Called once when a worker is dead, by ``say_notices``."""
         self.on_return: Callable[[int], None] = lambda rank: None
         """Called once when a dead worker is there again, or a new process in its place."""
-        self.on_other: Callable[[int, bytes], None] | None = None
-        """Takes messages that are none of heartbeats. This and the following are called in the thread of the loop."""
+        self.handlers: dict[int, Callable[[int, bytes], None]] = {}
+        """Take messages that are none of heartbeats, by their first byte. They and the following are called in the
+        thread of the loop."""
         self.on_change: Callable[[Liveness, set[int]], None] = lambda liveness, ranks: None
         """Called when there is news about some workers."""
         self.on_tick: Callable[[float], None] = lambda now: None
         self.on_namesake: Callable[[Address], None] = lambda address: None
         """Called when another live process of this worker's rank is heard of, which listens at ``address``."""
+        store.unreachable = lambda: self.lost.union(self._liveness.own.unreachable)
         self._follow_roster(everybody.value, self._liveness)
         everybody.on_change.append(lambda before, after: self._do(partial(self._follow_roster, after)))
 
     # From any thread but that of the loop
 
     def beat(self) -> None:
-        """Count a heartbeat, read the board if that is due, say what has become of the others."""
+        """Count a heartbeat; waits for nobody."""
         steps, busy_s = self.own_progress()
         self._do(lambda liveness: liveness.beat(steps, busy_s))
         if not self._started:
             self._started = True
             self.loop.call_soon(self._tick)
+
+    def follow(self) -> None:
+        """Read the board if that is due, and say what has become of the others. Waits for the store."""
         now = time.monotonic()
         if now - self._board_read_at > BOARD_INTERVAL_S * max(1.0, len(self.everybody) / BOARD_WORKERS):
             self._board_read_at = now
@@ -94,10 +100,10 @@ class Heartbeats:
             if not self._published or self._liveness.own.stage > Stage.TRAINING:
                 # Again and again at the end: the store may be another one by now.
                 self._publish(self._liveness.own.stage)
-        self._say_notices()
+        self.say_notices()
 
     def look_again(self) -> None:
-        """Read the board with the next heartbeat: the store may be another one, or others may have come."""
+        """Read the board with the next call of ``follow``: the store may be another one, or others may have come."""
         self._board_read_at = float("-inf")
 
     def publish_done(self, done: bool) -> None:
@@ -130,9 +136,12 @@ class Heartbeats:
             self._read_board()
         return self._stage(rank) >= Stage.LEFT
 
+    def has_left(self, rank: int) -> bool:
+        """Return whether that worker says that it has left; unlike ``left``, without asking the store."""
+        return self._stage(rank) >= Stage.LEFT
+
     def dead(self, rank: int) -> bool:
         """Return whether that worker is dead."""
-        self._say_notices()
         return rank in self.lost
 
     def probe(self, ranks: Sequence[int]) -> None:
@@ -186,15 +195,13 @@ class Heartbeats:
             if address is not None and stage is not None:
                 self._do(partial(self._find, rank, stage[1], address))
 
-    def _say_notices(self) -> None:
-        # One thread at a time, so that they are said in their order; the others need not wait for it.
-        if self._notices and self._saying.acquire(blocking=False):
-            try:
-                while self._notices:
-                    notice = self._notices.popleft()
-                    (self.on_death if notice.change == Change.DIED else self.on_return)(notice.rank)
-            finally:
-                self._saying.release()
+    def say_notices(self) -> None:
+        """Say what has become of the others, before this returns. May wait for the store."""
+        # One thread at a time, so that they are said in their order.
+        with self._saying:
+            while self._notices:
+                notice = self._notices.popleft()
+                (self.on_death if notice.change == Change.DIED else self.on_return)(notice.rank)
 
     def _do(self, action: Callable[[Liveness], None]) -> None:
         """Do something in the thread of the loop, then what follows from it."""
@@ -222,13 +229,20 @@ class Heartbeats:
         self.on_tick(now)
 
     def _on_message(self, sender: int, data: bytes) -> None:
-        if self.on_other is not None and data[:1] > bytes([max(Kind)]):
-            self.on_other(sender, data)
+        handler = self.handlers.get(data[0]) if data else None
+        if handler is not None:
+            handler(sender, data)
             return
         message = from_bytes(data, MAX_RANKS)
         if message is None:
             self._refusals.refuse(f"a message of worker {sender}", f"refused a message of worker {sender}")
             return
+        requested = self._liveness.own.requests
+        for requests in {record.requests for record in message.records} - {requested}:
+            if not all(map(is_plausible, requests, requested)):
+                text = f"refused the number of a view in a message of worker {sender}"
+                self._refusals.refuse(f"views of worker {sender}", text)
+                return
         self._liveness.receive(sender, message, time.monotonic())
         self._carry_out()
         for rank in {record.rank for record in message.records} - {self.rank}:
@@ -288,24 +302,41 @@ class Heartbeats:
 
 
 class HeartbeatThread:
-    """A daemon thread that beats, and calls ``poll`` after every heartbeat."""
+    """Two daemon threads: one counts heartbeats and calls ``poll`` after each, one calls ``follow``.
 
-    def __init__(self, heartbeats: Heartbeats, poll: Callable[[], None] = lambda: None) -> None:
-        self.heartbeats, self._poll = heartbeats, poll
+    The second may wait for a store that cannot be reached. The heartbeats go on meanwhile: this worker is alive.
+    """
+
+    def __init__(
+        self,
+        heartbeats: Heartbeats,
+        poll: Callable[[], None] = lambda: None,
+        follow: Callable[[], None] = lambda: None,
+    ) -> None:
+        """``poll`` must not wait for anybody; ``follow`` may wait for the store."""
         self._closed = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="gossamer-heartbeat", daemon=True)
-        self._thread.start()
+        self._threads = [
+            threading.Thread(target=self._run, args=calls, name=name, daemon=True)
+            for name, *calls in (
+                ("gossamer-heartbeat", heartbeats.beat, poll),
+                ("gossamer-follow", heartbeats.follow, follow),
+            )
+        ]
+        for thread in self._threads:
+            thread.start()
 
-    def _run(self) -> None:
+    def _run(self, *calls: Callable[[], None]) -> None:
         while True:
             # A store or a connection that fails now is tried again at the next heartbeat.
             with contextlib.suppress(RuntimeError):
-                self.heartbeats.beat()
-                self._poll()
+                for call in calls:
+                    call()
             if self._closed.wait(HEARTBEAT_INTERVAL_S):
                 return
 
     def close(self, timeout_s: float = 2 * HEARTBEAT_INTERVAL_S + 1) -> None:
-        """Stop after the heartbeat in progress; wait for it at most ``timeout_s``."""
+        """Stop after the calls in progress; wait for them at most ``timeout_s``."""
         self._closed.set()
-        self._thread.join(timeout_s)
+        until = time.monotonic() + timeout_s
+        for thread in self._threads:
+            thread.join(max(0.0, until - time.monotonic()))

@@ -30,6 +30,7 @@ from gossamer.process.liveness.reachability import Reachability
 from gossamer.process.liveness.records import Kind, Message, Record, Stage, first_record
 from gossamer.process.liveness.ring import Ring
 from gossamer.process.net.connection import Address
+from gossamer.process.store.parsing import MAX_PROCESS
 from gossamer.seeds import text_stream
 
 
@@ -201,7 +202,7 @@ class Liveness:
                 self.actions.append(Namesake(record.address))
             if not self._own_rank.must_raise(record, self.own, now):
                 return False
-            self._change(process=record.process + 1)
+            self._change(process=min(record.process + 1, MAX_PROCESS))
             return True
         if rank not in self.peers and not self._know(rank, now):
             return False

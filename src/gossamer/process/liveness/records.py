@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Any, NamedTuple
 
 from gossamer.process.net.connection import Address
+from gossamer.process.store.parsing import MAX_PROCESS
 
 NUM_MEMBERSHIPS = 3
 """Memberships of a worker: for training, for averages that a user asks for, for the final average."""
@@ -144,7 +145,7 @@ def _checked(fields: tuple[Any, ...], host: bytes, unreachable: tuple[int, ...],
     port = fields[-3]
     if unreachable and (list(unreachable) != sorted(set(unreachable)) or unreachable[-1] >= workers):
         raise ValueError("no list of workers")
-    if rank >= workers or port == 0 or stage >= len(_STAGES) or not math.isfinite(busy_s):
+    if rank >= workers or port == 0 or stage >= len(_STAGES) or not math.isfinite(busy_s) or process > MAX_PROCESS:
         raise ValueError("no record of a worker")
     address = _host(host), port
     return Record(

@@ -13,6 +13,8 @@ import zlib
 from collections.abc import Callable, Collection, Iterable, Iterator
 from typing import NamedTuple
 
+from gossamer.process.store.parsing import read_json
+
 MAX_RANKS = 1 << 16
 """A rank has two bytes in messages."""
 
@@ -50,12 +52,12 @@ class Roster(NamedTuple):
 def read_roster(value: bytes | None) -> Roster | None:
     """Return the roster that another process has published; None if it cannot be read."""
     try:
-        entries = json.loads(value or b"")
+        entries = read_json(value)
         came, left = frozenset(entries["came"]), frozenset(entries["left"])
         ranks = [entries["first"] - 1, *came, *left]
         valid = all(type(rank) is int and 0 <= rank < MAX_RANKS for rank in ranks)
         return Roster(entries["first"], came, left) if valid else None
-    except (ValueError, KeyError, TypeError):
+    except (KeyError, TypeError):
         return None
 
 

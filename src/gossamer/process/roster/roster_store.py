@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import time
 
 from gossamer.errors import InputError
-from gossamer.process.roster.roster import KnownRoster, Roster, read_roster
+from gossamer.process.roster.roster import MAX_RANKS, KnownRoster, Roster, read_roster
 from gossamer.process.store.failover_store import FailoverStore
 from gossamer.process.store.parsing import Refusals
 
 KEY, NUM_GIVEN = "roster", "roster/given"
 READ_INTERVAL_S = 1.0
+
+logger = logging.getLogger("gossamer")
 
 
 class RosterStore:
@@ -27,6 +30,9 @@ class RosterStore:
         stored = self._refusals.checked(KEY, value, read_roster(value))
         if stored is not None:
             self._known.learn(stored)
+        elif value is not None:
+            # Those that come later need it.
+            self._store.set(KEY, self._known.value.to_text())
 
     def poll(self) -> None:
         """Read it now and then. Runs in the heartbeat thread."""
@@ -70,9 +76,13 @@ def read_from(store: FailoverStore) -> Roster | None:
 
 def take_rank(store: FailoverStore, roster: Roster) -> int | None:
     """Return a rank that no process had before; None if the store cannot be reached."""
+    refusals, so_far = Refusals(logger.warning), roster.largest + 1 - roster.first
     while True:
-        given = store.add(NUM_GIVEN, 1)
+        given = refusals.add(store, NUM_GIVEN, 1, so_far)
         if given is None:
             return None
-        if roster.first - 1 + given > roster.largest:
+        if given > MAX_RANKS:
+            refusals.refuse(NUM_GIVEN, f"refused what the store has at {NUM_GIVEN}")
+            store.compare_set(NUM_GIVEN, str(so_far), str(given))
+        elif roster.first - 1 + given > roster.largest:
             return roster.first - 1 + given

@@ -146,7 +146,7 @@ class WorkerRuntime:
             raise
         # A method that averages in the background only also rebuilds its membership there, so no step waits for it.
         self._owner = BACKGROUND if has_background and not method.lockstep else FOREGROUND
-        self._connections = GroupConnections(self.rank, listener, self.addresses.find)
+        self._connections = GroupConnections(self.rank, listener, self.addresses.find, self.addresses.known)
         builder = GroupBuilder(self.rank, self.store, self._connections)
         agreement = Agreement(self.heartbeats, self.refusals)
         self.groups = Groups(
@@ -169,7 +169,7 @@ class WorkerRuntime:
         self.driver = make_driver(self.state, self.effects, self._policy, replica)
         self.missing: list[int] = []
         """Workers that are not in the final average."""
-        self._heartbeat_thread = HeartbeatThread(self.heartbeats, self._poll)
+        self._heartbeat_thread = HeartbeatThread(self.heartbeats, self._poll, self._follow)
         try:
             self._join()
             if replica is not None:
@@ -193,6 +193,7 @@ class WorkerRuntime:
         # Others may have published their addresses only now. They hear of this worker before it trains with them.
         self.heartbeats.look_again()
         self.heartbeats.beat()
+        self.heartbeats.follow()
         for rank in self.exchanges.peers.neighbours:
             address = self.addresses.find(rank)
             if address is not None:
@@ -224,10 +225,8 @@ class WorkerRuntime:
 
         A resumed run began as long ago as it has lasted.
         """
-        began = time.time() - self.recorder.resumed_after_s
-        published = self.store.compare_set("began", f"{began:.6f}")
-        agreed = self.refusals.checked("began", published, read_time(published))
-        self._began = f"{began if agreed is None else agreed:.6f}"
+        own = f"{time.time() - self.recorder.resumed_after_s:.6f}"
+        self._began = f"{self.refusals.agreed(self.store, 'began', own, read_time) or float(own):.6f}"
         self.driver.last_step_at = time.monotonic()
         self.recorder.origin = self.driver.last_step_at - (time.time() - float(self._began))
 
@@ -237,8 +236,8 @@ class WorkerRuntime:
         train, averaged = self.groups.train, self.groups.averaged
         train.cancelled = wait.too_late
         is_new = self.rank in self.everybody.value.came
-        how = "to the run" if is_new else "back"
-        self.state.events.add(EventKind.TOOK_OVER, f"came {how}: taking over from the others")
+        text = f"came {'to the run' if is_new else 'back'}: taking over from the others"
+        self.state.events.add(EventKind.TOOK_OVER, text)
         # The others are connected with an earlier process of this rank.
         averaged.request(averaged.requested + 1)
         if self.method.pairwise and not self.method.lockstep:
@@ -267,7 +266,7 @@ class WorkerRuntime:
     # The store
 
     def _publish(self) -> None:
-        """Publish the address at which we listen, and whether we are done: an earlier process of this rank may be."""
+        """Publish where we listen, and whether we are done: an earlier process of this rank may be."""
         if self._announcement:
             self.store.announce(self._announcement)
         self.roster_store.publish()
@@ -300,11 +299,14 @@ class WorkerRuntime:
         self.driver.fail(error)
 
     def _poll(self) -> None:
-        """Maintain the connections. Runs in the heartbeat thread, ten times a second."""
+        """Maintain the connections. Runs in the heartbeat thread, ten times a second; waits for nobody."""
+        for part in (self.exchanges, self.groups, self.peer_watch, self._policy):
+            part.poll()
+
+    def _follow(self) -> None:
+        """Follow what the store says. Runs in a thread of its own, ten times a second."""
         self.store.move_to_earlier()
-        parts = self.exchanges.poll, self.groups.poll, self.peer_watch.poll, self._policy.poll, self.roster_store.poll
-        for poll in parts:
-            poll()
+        self.roster_store.poll()
         self._claim_watch.poll()
         if self.method.pairwise and not self.method.lockstep:
             # Nobody has to agree: an edge is there once both ends know that they are neighbours.
@@ -318,11 +320,11 @@ class WorkerRuntime:
 
     def others_done(self) -> bool:
         """Return whether every other worker is dead or done with its training."""
-        others = (rank for rank in self.everybody if rank != self.rank)
-        return all(self.heartbeats.done(rank) or self.heartbeats.dead(rank) for rank in others)
+        return all(self.heartbeats.done(rank) or self.heartbeats.dead(rank) for rank in {*self.everybody} - {self.rank})
 
     def leave(self) -> None:
         """Every worker alive has the final average: from now on none dies, all leave."""
+        self.heartbeats.say_notices()
         self.peer_watch.ended = True
         self.heartbeats.publish_left()
 
@@ -342,8 +344,7 @@ class WorkerRuntime:
         self.exchanges.check_delivery(ended=True)
         self.lifecycle.advance(Phase.DONE)
         self.heartbeats.publish_done(True)
-        leave_groups_at = time.monotonic() + LEAVE_GROUPS_AFTER_S
-        released = False
+        leave_groups_at, released = time.monotonic() + LEAVE_GROUPS_AFTER_S, False
         wait = FinishWait(self.everybody, self.heartbeats, self.state.events)
 
         def others_done() -> bool:

@@ -2,33 +2,34 @@
 
 A run starts at one store, the home store. Every worker also serves a *spare* store on its listening port and publishes
 its address. When the store in use dies or stops answering, workers move to the first spare that answers, in rank order,
-and back to an earlier one as soon as that answers. Training needs nothing from the store: it only serves to build new
-connections. So each worker simply republishes its own entries after a move.
+and back to an earlier one as soon as that answers. They try several at once, those last that cannot be reached as far
+as they know. Training needs nothing from the store: it serves those that come, or come back. So each worker simply
+republishes its own entries after a move, and two workers that average together may use different stores.
 """
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
-from datetime import timedelta
-from typing import Any, TypeVar
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import TypeVar
 
-import torch.distributed as dist
-
-from gossamer.process.net.connection import Address
+from gossamer.process.net.connection import Address, Connection
+from gossamer.process.net.first_answer import FirstAnswer
 from gossamer.process.net.identity import Identity
 from gossamer.process.net.listener import Listener
 from gossamer.process.net.loop import Loop
 from gossamer.process.store.home_store import Home, HomeStoreWait, Host, release_home
 from gossamer.process.store.introduction import introduce
 from gossamer.process.store.store_client import StoreClient
+from gossamer.process.store.store_messages import PURPOSE
 from gossamer.process.store.store_server import StoreServer
 
 CONNECT_TIMEOUT_S = 2.0
 RETRY_S = 0.5
-HOPELESS_CHECK_S = 0.3
-"""How often a wait for a key checks whether the key can still appear."""
+CLOSE_CHECK_S = 0.5
+"""How often a search for a store checks whether this worker closes."""
 
 ANNOUNCEMENT = "announcement"
 """A key without the prefix of a run."""
@@ -58,6 +59,8 @@ class FailoverStore:
         self.identity, self.prefix, self._on_refused = identity, prefix, on_refused
         self.spares: dict[int, Address] = {}
         """The addresses at which the workers listen, by rank. Each serves a spare store there."""
+        self.unreachable: Callable[[], Collection[int]] = lambda: ()
+        """The workers that this one cannot reach, as far as is known: their spares are tried last."""
         self.on_move: list[Callable[[], None]] = []
         """Called after a move to another store: every user republishes its entries."""
         self.listener: Listener | None = None
@@ -65,8 +68,13 @@ class FailoverStore:
         self._lock = threading.RLock()
         self._tried = 0.0
         self._num_attempts = 0
-        self._attempting = False
+        self._moving = False
         self._closed = False
+        self._reaching: threading.Event | None = None
+        """Set when the search for a store that is in progress is over."""
+        self._attempt: FirstAnswer | None = None
+        self._home_host = ""
+        """The host of the home store without a name: to look one up takes long without a network."""
         self.loop = Loop("gossamer-net")
         first = home if reached_at is None else home._replace(host=reached_at[0], port=reached_at[1])
         wait = HomeStoreWait(first, identity, timeout_s, on_wait)
@@ -81,6 +89,7 @@ class FailoverStore:
             self._current = wait.address
             self.home = self._current if reached_at is None else (home.host, home.port)
             self._client: StoreClient | None = wait.until_connected(self.loop, self._hosted)
+            self._home_host = self._client.peer_address[0] if reached_at is None else _resolved(home.host)
         except BaseException:
             self._client = None
             self.close()
@@ -134,10 +143,10 @@ class FailoverStore:
 
         return bool(self._call(put))
 
-    def compare_set(self, key: str, value: str, expected: str = "") -> bytes | None:
+    def compare_set(self, key: str, value: str, expected: str | bytes = "") -> bytes | None:
         """Set ``key`` if its value is ``expected`` (empty: if it has none). Return its value afterwards."""
         name = self.prefix + key
-        return self._call(lambda client: client.compare_set(name, expected.encode(), value.encode()))
+        return self._call(lambda client: client.compare_set(name, _to_bytes(expected), value.encode()))
 
     def add(self, key: str, amount: int) -> int | None:
         """Add to a counter and return its new value; None if it is no number."""
@@ -151,10 +160,6 @@ class FailoverStore:
         """Return what was announced last."""
         values = self._call(lambda client: client.get([ANNOUNCEMENT]))
         return None if values is None else values[0]
-
-    def for_group(self, timeout_s: float, hopeless: Callable[[], bool] = lambda: False) -> dist.Store:
-        """Return a store to build a process group with. It waits for members until ``timeout_s`` or ``hopeless()``."""
-        return _GroupStore(self, timeout_s, hopeless)
 
     def _call(self, request: Callable[[StoreClient], T]) -> T | None:
         client = self._reach()
@@ -173,6 +178,8 @@ class FailoverStore:
             if self._client is not None:
                 self._client.close()
             self._client = None
+            if self._attempt is not None:
+                self._attempt.give_up()
         self.loop.close()
         if self._hosted is not None:
             release_home(self._hosted)
@@ -183,25 +190,25 @@ class FailoverStore:
     def move_to_earlier(self) -> None:
         """Move to a store that precedes the current one if it answers. Never blocks: call it again and again."""
         with self._lock:
-            if self._attempting or self._closed or self._current == self.home:
+            if self._moving or self._closed or self._reaching is not None or self._current == self.home:
                 return
             if time.monotonic() - self._tried < RETRY_S:
                 return
-            addresses = self._addresses()
+            addresses, _ = self._addresses()
             earlier = addresses[: addresses.index(self._current) if self._current in addresses else None]
             self._tried = time.monotonic()
             self._num_attempts += 1
-            self._attempting = True
+            self._moving = True
             address = earlier[self._num_attempts % len(earlier)]
         threading.Thread(target=self._try_to_move, args=(address,), name="gossamer-store-move", daemon=True).start()
 
     def _try_to_move(self, address: Address) -> None:
         try:
-            client = StoreClient(address, self.identity, self.loop, CONNECT_TIMEOUT_S)
+            client = StoreClient.connect(address, self.identity, self.loop, CONNECT_TIMEOUT_S)
         except OSError:
             return
         finally:
-            self._attempting = False
+            self._moving = False
         with self._lock:
             if self._closed:
                 client.close()
@@ -211,27 +218,75 @@ class FailoverStore:
             self._client, self._current = client, address
         self._notify()
 
-    def _addresses(self) -> list[Address]:
-        return [self.home, *(address for _, address in sorted(self.spares.items()))]
+    def _addresses(self) -> tuple[list[Address], list[Address]]:
+        """Return the addresses of the home store and of the spares, and apart from them what cannot be reached."""
+        unreachable = set(self.unreachable())
+        spares = sorted(self.spares.copy().items())
+        within_reach = [address for rank, address in spares if rank not in unreachable]
+        return [self.home, *within_reach], [address for rank, address in spares if rank in unreachable]
 
     def _reach(self) -> StoreClient | None:
         """Return the client of the current store, or of the first one that answers."""
         with self._lock:
             if self._client is not None or self._closed or time.monotonic() - self._tried < RETRY_S:
                 return self._client
-            for address in self._addresses():
-                try:
-                    self._client = StoreClient(address, self.identity, self.loop, CONNECT_TIMEOUT_S)
-                except OSError:
-                    continue
-                self._current = address
-                break
-            else:
+            searching = self._reaching
+            if searching is None:
+                self._reaching = threading.Event()
+        if searching is not None:
+            # Another thread does: one search is enough.
+            searching.wait()
+            return self._client
+        client = None
+        try:
+            found = self._search()
+            client = None if found is None else self._use(*found)
+        finally:
+            if client is None:
                 self._tried = time.monotonic()
-                return None
-            client = self._client
-        self._notify()
+            searching, self._reaching = self._reaching, None
+            assert searching is not None
+            searching.set()
+        if client is not None:
+            self._notify()
         return client
+
+    def _search(self) -> tuple[Address, Connection] | None:
+        """Return the first store that answers, and a connection to it."""
+        within_reach, others = self._addresses()
+        # The home store is where the network was at the start; nobody says whether it can be reached now.
+        numeric = {(self._home_host or address[0], address[1]): address for address in within_reach[:1]}
+        numeric |= {address: address for address in (*within_reach[1:], *others)}
+        attempt = self._begin_attempt(list(numeric))
+        while attempt is not None:
+            try:
+                found = attempt.result.result(CLOSE_CHECK_S)
+            except TimeoutError:
+                if self._closed:
+                    return None
+                continue
+            return None if found is None else (numeric[found[0]], found[1])
+        return None
+
+    def _begin_attempt(self, addresses: list[Address]) -> FirstAnswer | None:
+        with self._lock:
+            if not self._closed:
+                self._attempt = FirstAnswer(
+                    self.loop, addresses, PURPOSE, identity=self.identity, timeout_s=CONNECT_TIMEOUT_S
+                )
+            return None if self._closed else self._attempt
+
+    def _use(self, address: Address, connection: Connection) -> StoreClient | None:
+        with self._lock:
+            if self._closed:
+                connection.close()
+                return None
+            try:
+                self._client, self._current = StoreClient(connection, self.loop), address
+            except OSError:
+                # It has broken already.
+                connection.close()
+            return self._client
 
     def _disconnect(self, client: StoreClient) -> None:
         with self._lock:
@@ -244,45 +299,13 @@ class FailoverStore:
             callback()
 
 
-class _GroupStore(dist.Store):
-    """The failover store in the form in which torch builds process groups with it."""
-
-    def __init__(self, store: FailoverStore, timeout_s: float, hopeless: Callable[[], bool]) -> None:
-        super().__init__()
-        self._store, self._timeout_s, self._hopeless = store, timeout_s, hopeless
-
-    def set(self, key: str, value: Any) -> None:
-        if not self._store.set(key, value):
-            raise RuntimeError("no store can be reached")
-
-    def get(self, key: str) -> bytes:
-        until = time.monotonic() + self._timeout_s
-        while time.monotonic() < until:
-            began = time.monotonic()
-            if self._store.has_all([key], HOPELESS_CHECK_S):
-                value = self._store.get(key)
-                if value is not None:
-                    return value
-            if self._hopeless():
-                break
-            if time.monotonic() - began < HOPELESS_CHECK_S / 2:
-                # No store can be reached now.
-                time.sleep(HOPELESS_CHECK_S / 2)
-        raise RuntimeError(f"nobody published {key}")
-
-    def wait(self, keys: list[str], timeout: timedelta | None = None) -> None:
-        for key in keys:
-            self.get(key)
-
-    def check(self, keys: list[str]) -> bool:
-        return self._store.has_all(keys)
-
-    def add(self, key: str, amount: int) -> int:
-        value = self._store.add(key, amount)
-        if value is None:
-            raise RuntimeError("no store can be reached")
-        return value
-
-
 def _to_bytes(value: str | bytes) -> bytes:
     return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def _resolved(host: str) -> str:
+    """Return an address of ``host``; itself, if nobody knows one."""
+    try:
+        return str(socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)[0][4][0])
+    except OSError:
+        return host

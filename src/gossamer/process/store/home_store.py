@@ -187,7 +187,9 @@ class HomeStoreWait:
         while True:
             began = time.monotonic()
             try:
-                client = StoreClient(self.address, self.identity, loop, min(CONNECT_TIMEOUT_S, ANSWER_TIMEOUT_S))
+                client = StoreClient.connect(
+                    self.address, self.identity, loop, min(CONNECT_TIMEOUT_S, ANSWER_TIMEOUT_S)
+                )
                 if hosted is None or client.peer_incarnation == hosted.listener.identity.incarnation:
                     return client
                 client.close()

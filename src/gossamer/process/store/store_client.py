@@ -24,10 +24,13 @@ READ_BYTES = 256 * 1024
 class StoreClient:
     """One connection to a store. Its methods raise OSError if the store does not answer."""
 
-    def __init__(self, address: Address, identity: Identity, loop: Loop, timeout_s: float) -> None:
-        """Connect; OSError if that takes longer than ``timeout_s``. ``loop``: receives the answers."""
-        self._connection: Connection = connect(address, PURPOSE, b"", identity=identity, timeout_s=timeout_s)
-        self.peer_incarnation = self._connection.peer_incarnation
+    def __init__(self, connection: Connection, loop: Loop) -> None:
+        """``connection``: to a store. ``loop``: receives the answers."""
+        self._connection = connection
+        self.peer_incarnation = connection.peer_incarnation
+        host, port, *_ = connection.socket.getpeername()
+        self.peer_address: Address = (host, port)
+        """Where the store is, without a name."""
         self._loop = loop
         self._numbers = itertools.count()
         self._lock = threading.Lock()
@@ -35,6 +38,11 @@ class StoreClient:
         self._pending: dict[int, Future[list[bytes | None]]] = {}
         self._incoming = bytearray()
         loop.call_soon(lambda: loop.watch(self._connection, READ, self._receive))
+
+    @classmethod
+    def connect(cls, address: Address, identity: Identity, loop: Loop, timeout_s: float) -> StoreClient:
+        """Connect to the store at ``address``; OSError if that takes longer than ``timeout_s``."""
+        return cls(connect(address, PURPOSE, b"", identity=identity, timeout_s=timeout_s), loop)
 
     def set(self, values: Mapping[str, bytes]) -> None:
         self._call(Operation.SET, [part for key, value in values.items() for part in (key.encode(), value)])

@@ -20,6 +20,10 @@ class WorkerAddresses:
         self._store.spares[self._rank] = self._own
         self._store.set(f"address/{self._rank}", "{} {}".format(*self._own))
 
+    def known(self, rank: int) -> Address | None:
+        """Return where ``rank`` listens, as far as this worker knows; waits for nobody."""
+        return self._store.spares.get(rank)
+
     def find(self, rank: int) -> Address | None:
         """Return where ``rank`` listens: what it has published last, as far as this worker knows."""
         key = f"address/{rank}"

@@ -9,9 +9,9 @@ from functools import partial
 from gossamer.process.liveness.heartbeats import Heartbeats
 from gossamer.process.liveness.liveness import Liveness
 from gossamer.process.roster.roster import MAX_RANKS
-from gossamer.process.store.parsing import Refusals
+from gossamer.process.store.parsing import Refusals, is_plausible
 from gossamer.process.views.grouping import Grouping
-from gossamer.process.views.messages import FINISH, PURPOSES, View, from_bytes, to_bytes
+from gossamer.process.views.messages import FINISH, PURPOSES, View, ViewKind, from_bytes, to_bytes
 from gossamer.process.views.view_change import Installed, ProbeLinks, SendTo, Tell, ViewChange
 
 CHECK_S = 0.02
@@ -22,7 +22,7 @@ class Agreement:
     """What a worker agrees on with the others, for each purpose."""
 
     def __init__(self, heartbeats: Heartbeats, refusals: Refusals) -> None:
-        self._heartbeats, self._refusals = heartbeats, refusals
+        self._heartbeats, self.refusals = heartbeats, refusals
         self._changed = threading.Condition()
         rank, process, self._everybody = heartbeats.rank, heartbeats.process, heartbeats.everybody
         self.grouping = Grouping(rank, self._everybody, self._dead)
@@ -33,7 +33,8 @@ class Agreement:
         ]
         self._asked = [0] * len(PURPOSES)
         """What threads of this worker have requested: the machines may not know it yet."""
-        heartbeats.on_other, heartbeats.on_change, heartbeats.on_tick = self._on_message, self._on_change, self._on_tick
+        heartbeats.handlers |= dict.fromkeys(ViewKind, self._on_message)
+        heartbeats.on_change, heartbeats.on_tick = self._on_change, self._on_tick
 
     def _dead(self, rank: int) -> bool:
         return rank in self._heartbeats.lost or rank in self._everybody.value.left
@@ -97,11 +98,14 @@ class Agreement:
     def _on_message(self, sender: int, data: bytes) -> None:
         message = from_bytes(data, MAX_RANKS)
         if message is None:
-            self._refusals.refuse(f"a message of worker {sender}", f"refused a message of worker {sender}")
+            self.refusals.refuse(f"a message of worker {sender}", f"refused a message of worker {sender}")
+            return
+        machine = self._machines[message.purpose]
+        if not is_plausible(max(message.number, message.id.number), machine.requested):
+            self.refusals.refuse(f"views of worker {sender}", f"refused the number of a view of worker {sender}")
             return
         # A worker that has just come may be heard of here first; so may other members.
         self._everybody.learn_came([sender, *(member.rank for member in message.members)])
-        machine = self._machines[message.purpose]
         machine.receive(sender, message)
         self._carry_out(machine)
 

@@ -8,6 +8,7 @@ from enum import IntEnum
 from typing import NamedTuple
 
 from gossamer.process.state.lineage import ViewId
+from gossamer.process.store.parsing import MAX_PROCESS
 
 PURPOSES = TRAIN, AVERAGED, FINISH = "train", "averaged", "finish"
 """What views are for: training, the average that a user asks for, the final average."""
@@ -88,6 +89,8 @@ def from_bytes(data: bytes, workers: int) -> ViewMessage | None:
         members = tuple(Member(*fields) for fields in _MEMBER.iter_unpack(rest))
         ranks = [member.rank for member in members]
         if ranks != sorted(set(ranks)) or any(rank >= workers for rank in (*ranks, id[1])):
+            return None
+        if max(process, id[2], *(member.process for member in members)) > MAX_PROCESS:
             return None
         return ViewMessage(ViewKind(kind), purpose, process, number, ViewId(*id), members)
     except (struct.error, ValueError):
