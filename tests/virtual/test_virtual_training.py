@@ -370,7 +370,9 @@ def test_a_run_is_evaluated_at_its_start_and_once_at_its_end(method, clock, seed
     # The start, where all workers are alike; at the end the averaged model, and those of the workers.
     assert counts == [1, 1, 3]
     assert seen.points == result.history
-    assert [point.accuracy is None for point in result.history] == [False] + [True] * (len(result.history) - 2) + [False]
+    assert [point.accuracy is None for point in result.history] == [False] + [True] * (len(result.history) - 2) + [
+        False
+    ]
     if clock == "ideal":
         assert [point.time for point in result.history] == list(range(13))
 

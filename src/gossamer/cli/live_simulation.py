@@ -13,6 +13,7 @@ from gossamer.recording import Recorder
 from gossamer.report.view import TRAINING, View, WorkerRow, states_of
 from gossamer.results import Point, WorkerPoint
 from gossamer.runs.run_folder import RunFolder
+from gossamer.virtual.compute.comparison_cache import ComparisonCache
 from gossamer.virtual.simulation import SimulationResult, simulate
 
 Track = Callable[[Point, Sequence[WorkerPoint]], None]
@@ -27,8 +28,15 @@ def simulate_live(
     quiet: bool,
     recorder: Recorder | None = None,
     track: Track | None = None,
+    cache: ComparisonCache | None = None,
 ) -> SimulationResult:
-    """Do one run. ``name``: what the screen calls it; ``track``: called with every point of its history, if given."""
+    """Do one run.
+
+    Args:
+        name: what the screen calls it.
+        track: called with every point of its history, if given.
+        cache: what it shares with the other runs of a comparison.
+    """
     c = run.config
     run_folder = None
     if folder is not None:
@@ -43,7 +51,7 @@ def simulate_live(
                 track(point, workers())
             view.show(lambda: _view(run, point, workers()), events)
 
-        result = simulate(run, observe, recorder)
+        result = simulate(run, observe, recorder, cache=cache)
         if recorder is not None:
             recorder.flush()
         if track is not None:

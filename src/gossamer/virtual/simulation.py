@@ -14,6 +14,7 @@ from torch import Tensor
 from gossamer.config import Run
 from gossamer.recording import Recorder
 from gossamer.results import Point, Spread, WorkerPoint, to_json_data
+from gossamer.virtual.compute.comparison_cache import ComparisonCache
 from gossamer.virtual.sim.clock import Clock
 from gossamer.virtual.sim.cluster import Cluster
 from gossamer.virtual.sim.event_queue import EventQueue
@@ -90,6 +91,7 @@ def simulate(
     recorder: Recorder | None = None,
     make_clock: MakeClock | None = None,
     evaluates_workers: bool = True,
+    cache: ComparisonCache | None = None,
 ) -> SimulationResult:
     """Train in the virtual world.
 
@@ -97,9 +99,10 @@ def simulate(
         observer: called with every point of the history.
         make_clock: replaces the hardware clock.
         evaluates_workers: whether an evaluation is also one of each worker's own model, or of the averaged one alone.
+        cache: what the run shares with others of a comparison, if it is part of one.
     """
     with torch.random.fork_rng(devices=[run.config.device] if run.config.device.startswith("cuda") else []):
-        return _Simulation(run, observer, recorder, make_clock, evaluates_workers).run_to_end()
+        return _Simulation(run, observer, recorder, make_clock, evaluates_workers, cache).run_to_end()
 
 
 class _Simulation:
@@ -112,10 +115,11 @@ class _Simulation:
         recorder: Recorder | None,
         make_clock: MakeClock | None,
         evaluates_workers: bool,
+        cache: ComparisonCache | None,
     ) -> None:
         self.run, self.observer, self.evaluates_workers = run, observer, evaluates_workers
         self.began = time.perf_counter()
-        self.cluster = Cluster(run, recorder, make_clock)
+        self.cluster = Cluster(run, recorder, make_clock, cache)
         self.worker_accuracy: list[float | None] = [None] * run.config.workers
         self.history: list[Point] = []
         self.num_events_reported = 0

@@ -135,7 +135,9 @@ def _train(
     """Do all runs that are not complete in the folder; return whether Ctrl-C ended it."""
     # The list of experiments, without a name, needs neither torch nor matplotlib.
     from gossamer.cli.live_simulation import simulate_live
+    from gossamer.virtual.compute.comparison_cache import ComparisonCache
 
+    cache = ComparisonCache()
     todo = []
     for planned in runs:
         summary = planned.summary()
@@ -145,7 +147,7 @@ def _train(
             rows[planned.cell.labels].summaries[planned.seed] = summary
     # Errors in the settings, such as a wrong --data, are reported before anything is trained.
     if todo:
-        todo[0].resolve()
+        todo[0].resolve(cache.build_task)
     _make(folder, experiment, size, command)
     if not quiet:
         done = len(runs) - len(todo)
@@ -156,7 +158,8 @@ def _train(
             print(f"{experiment.name}: {planned.path} was not complete: run again", file=sys.stderr)
         name = f"[{number}/{len(todo)}] {', '.join(planned.cell.labels)}, seed {planned.seed}"
         try:
-            result = simulate_live(planned.resolve(), planned.path, command, name, quiet=quiet)
+            resolved = planned.resolve(cache.build_task)
+            result = simulate_live(resolved, planned.path, command, name, quiet=quiet, cache=cache)
         except KeyboardInterrupt:
             return True
         if result.interrupted:
