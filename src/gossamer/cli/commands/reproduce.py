@@ -17,7 +17,8 @@ from gossamer.errors import InputError
 from gossamer.report.formats import counted
 from gossamer.reproduce.experiment import FULL, REDUCED, SIZES, Cell, Experiment, find, names
 from gossamer.reproduce.folder import PlannedRun, check_file, planned_runs
-from gossamer.reproduce.table import Row, markdown, table
+from gossamer.reproduce.measures import SPEEDUP
+from gossamer.reproduce.table import Row, add_speedups, markdown, table
 from gossamer.runs.run_folder import write_json, write_text
 from gossamer.tasks import TASKS
 
@@ -58,6 +59,8 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         "gossamer": _version(),
     }
     complete = [row for row in rows.values() if row.summaries]
+    if SPEEDUP in experiment.measures:
+        add_speedups(complete, experiment.axis_names)
     document = {
         "experiment": experiment.name,
         **about,
