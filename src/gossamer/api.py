@@ -77,6 +77,7 @@ def simulate(
         >>> result.final.time
         20.0
     """
+    from gossamer.virtual.simulation import observer_of
     from gossamer.virtual.simulation import simulate as run_simulation
 
     _check_topology(method, topology)
@@ -95,7 +96,7 @@ def simulate(
     )
     if len(runs) > 1:
         raise InputError("simulate trains with one method at a time: call it once for each")
-    return run_simulation(runs[0], callback)
+    return run_simulation(runs[0], None if callback is None else observer_of(callback))
 
 
 def join(

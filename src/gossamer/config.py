@@ -204,12 +204,13 @@ def resolve(
     make_optimizer: MakeOptimizer | None = None,
     schedule: Callable[[int], float] | None = None,
     codec: Codec | None = None,
+    build_task: Callable[..., Task] = tasks.build,
 ) -> list[Run]:
     """Return the runs that ``values`` (by option name) describe: one per method.
 
     A method, a task, a graph, a function that creates the optimizer, a learning-rate schedule (step number → factor)
     and a codec may also be given as objects, which win over their names. A method that is built already brings its
-    topology.
+    topology. ``build_task`` is called in place of ``tasks.build``, with its arguments.
     """
     sources = find_methods(str(values.get("method", RunConfig.method)) if method is None else method)
     _check_names(values, sources)
@@ -227,7 +228,7 @@ def resolve(
             first.topology if graph is None else graph, workers=workers, seed=first.seed, nodes=hardware.nodes or None
         )
     if task is None:
-        task = tasks.build(first.task, workers=topology.workers, seed=first.seed, config=task_config)
+        task = build_task(first.task, workers=topology.workers, seed=first.seed, config=task_config)
     if (first.wire != RunConfig.wire or codec is not None) and not any(is_encodable(each.method) for each in sources):
         names = ", ".join(each.name for each in sources)
         raise InputError(

@@ -273,6 +273,20 @@ def test_train_with_auto_prints_its_choice(tmp_path, monkeypatch, capsys):
     assert result["total_steps"] == 40
 
 
+def test_train_with_auto_and_a_target_trains_candidates_and_takes_the_winner(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    arguments = ("--compute", "constant:5ms", "--workers", "2", "--steps", "20", "--batch", "16", "--json")
+    target = ("--until", "accuracy=0.3", "--budget", "4s")
+    assert main(["train", "--method", "auto", "--task", "digits", *arguments, *target]) == 0
+    out, err = capsys.readouterr()
+    assert "auto: training candidates to accuracy 0.3 for up to 4 s" in err
+    (verdict,) = [line for line in err.splitlines() if line.startswith(("auto: Take", "auto: Stay"))]
+    assert "accuracy 0.3" in verdict
+    (result,) = json.loads(out)["results"]
+    assert f" {result['method']}" in verdict.replace("all-reduce", "allreduce")
+    assert result["total_steps"] == 40
+
+
 JOINED = """
 import torch
 import gossamer

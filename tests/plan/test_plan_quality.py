@@ -24,8 +24,25 @@ def power_law(noise=0.0, exponent=0.5):
 
 def test_a_target_that_was_seen_is_where_the_curve_crosses_it():
     reached = when_reached([0.0, 10.0, 20.0], [1.0, 0.5, 0.3], 0.4)
-    assert (reached.steps, reached.low, reached.high, reached.extrapolated) == (15.0, 15.0, 15.0, False)
-    assert when_reached([0.0, 10.0], [0.3, 0.2], 0.5).steps == 0.0
+    assert (reached.steps, reached.low, reached.high, reached.extrapolated) == (15.0, 10.0, 20.0, False)
+    first = when_reached([0.0, 10.0], [0.3, 0.2], 0.5)
+    assert (first.steps, first.low, first.high) == (0.0, 0.0, 0.0)
+    first = when_reached([8.0, 10.0], [0.3, 0.2], 0.5)
+    assert (first.steps, first.low, first.high) == (8.0, 0.0, 8.0)
+
+
+def test_the_interval_of_a_target_that_was_seen_is_as_wide_as_the_curve_is_noisy():
+    exact = when_reached(STEPS, power_law(), 0.11)
+    assert (exact.low, exact.high) == (82.0, 83.0)
+    assert exact.steps == pytest.approx(0.11**-2, rel=1e-3)
+    hits = 0
+    for seed in range(40):
+        rng = np.random.default_rng(seed)
+        noisy = [step**-0.5 * math.exp(0.03 * rng.standard_normal()) for step in STEPS]
+        reached = when_reached(STEPS, noisy, 0.11)
+        assert 5 < reached.high - reached.low < 40
+        hits += reached.low <= 0.11**-2 <= reached.high
+    assert hits >= 34
 
 
 def test_a_power_law_is_extrapolated_exactly():

@@ -1,13 +1,17 @@
 """The experiments that come with Gossamer: every file is right, and every run can be built."""
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 
 from gossamer.errors import InputError
 from gossamer.hardware import HardwareConfig
-from gossamer.reproduce.experiment import SIZES, find, names, parse
-from gossamer.reproduce.folder import planned_runs
+from gossamer.reproduce.experiment import SIZES, Cell, find, names, parse
+from gossamer.reproduce.folder import PlannedRun, planned_runs
+from gossamer.reproduce.measures import MEASURES
 from gossamer.reproduce.prediction import predicted
-from gossamer.reproduce.table import Row, table
+from gossamer.reproduce.table import Row, add_speedups, table
 
 SMALL = {
     "title": "t",
@@ -30,8 +34,11 @@ def test_every_experiment_has_distinct_runs_and_published_figures_that_fit(name,
         cells = experiment.cells(size)
         runs = planned_runs(tmp_path, cells, range(experiment.seeds))
         assert len({run.path for run in runs}) == len(runs) == len(cells) * experiment.seeds
-    reported = [cell for cell in experiment.cells("full") if cell.published]
-    assert len(reported) == len(experiment.published)
+    published = [cell.published for cell in experiment.cells("full")]
+    for entry in experiment.published:
+        figures = {name: value for name, value in entry.items() if name in MEASURES}
+        assert figures
+        assert figures.items() <= {pair for found in published for pair in found.items()}
 
 
 @pytest.mark.parametrize("name", [name for name in names() if not find(name).is_planned])
@@ -44,6 +51,34 @@ def test_every_run_of_the_reduced_size_can_be_built(name, tmp_path):
             assert values[setting] == value, setting
         if built.config.clock == "ideal":
             assert built.hardware == HardwareConfig()
+
+
+@pytest.mark.parametrize("name", [name for name in names() if not find(name).is_planned])
+def test_every_run_of_the_full_size_can_be_built(name, tmp_path, monkeypatch):
+    def few_images(path):
+        generator = np.random.default_rng(0)
+        images = generator.integers(0, 256, (4000, 3, 32, 32), dtype=np.uint8)
+        classes = np.arange(4000) % 10
+        return (images, classes), (images[:100], classes[:100])
+
+    monkeypatch.setattr("gossamer.tasks.cifar10.read_cifar10", few_images)
+    for run in planned_runs(tmp_path, find(name).cells("full"), [0]):
+        if run.cell.settings["task"] == "cifar10":
+            settings = {key: value for key, value in run.cell.settings.items() if key != "gradient_backend"}
+            PlannedRun(replace(run.cell, settings=settings), 0, run.path).resolve()
+
+
+def test_speedups_compare_runs_with_the_same_seed_and_labels():
+    def row(link, method, *times):
+        summaries = {seed: {"time": time, "steps": 10} for seed, time in enumerate(times)}
+        return Row(Cell((link, method), {}, {}), summaries)
+
+    rows = [row("fast", "allreduce", 2.0, 4.0), row("fast", "ratio 8", 1.0, 1.0), row("slow", "ratio 8", 3.0)]
+    add_speedups(rows, ["link", "method"])
+    assert [each.values("speedup") for each in rows] == [[1.0, 1.0], [2.0, 4.0], []]
+    rows = [row("fast", "ratio 8", 1.0)]
+    add_speedups(rows, ["link", "other"])
+    assert rows[0].values("speedup") == []
 
 
 def test_predictions_of_the_published_clusters():

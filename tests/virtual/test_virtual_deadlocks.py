@@ -10,7 +10,9 @@ from gossamer.config import resolve
 from gossamer.effects import Mean, Start, Update, Wait, WaitSteps, yields
 from gossamer.errors import MethodError
 from gossamer.methods import METHODS
+from gossamer.virtual.comm.deadlocks import DeadlockDetector
 from gossamer.virtual.simulation import simulate
+from plain_training import cluster_of
 
 SAME_ORDER = ": all members must yield the same collectives in the same order"
 
@@ -209,3 +211,20 @@ def test_the_command_line_prints_one_line_and_exits_with_2(monkeypatch, capsys):
     error = capsys.readouterr().err.strip()
     assert error.count("\n") == 0
     assert error.startswith("gossamer: method mine: worker 0 waits in Mean 'of 0' round 0")
+
+
+def test_starting_many_workers_counts_them_once(monkeypatch):
+    counted = []
+
+    def count(self):
+        counted.append(len(self.workers))
+        self.num_alive = sum(worker.alive for worker in self.workers)
+
+    monkeypatch.setattr(DeadlockDetector, "on_membership_change", count)
+    cluster = cluster_of(task="quadratic", workers=50, steps=1, join="7@0.2")
+    assert counted == [50]
+    assert cluster.driver.deadlocks.num_alive == 49
+    while cluster.advance() and cluster.queue.now < 0.5:
+        pass
+    assert counted == [50, 50]
+    assert cluster.driver.deadlocks.num_alive == 50

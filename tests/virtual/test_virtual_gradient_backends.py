@@ -2,7 +2,6 @@
 
 import dataclasses
 import threading
-import types
 from functools import partial
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 from torch.func import functional_call
+from uncaptured import Uncaptured
 
 from gossamer.config import resolve
 from gossamer.errors import InputError
@@ -188,21 +188,6 @@ def test_a_gradient_replaces_its_row_with_tied_and_unused_parameters(in_place):
         rows = start[None].clone()
         backend(rows, torch.zeros(1, 0), [0], torch.tensor([0]), inputs, targets)
         torch.testing.assert_close(rows[0], expected)
-
-
-class Uncaptured:
-    """Stands for captured graphs on a CPU: a graph is a function that is called again."""
-
-    def __init__(self, device):
-        pass
-
-    def run_concurrently(self, computations):
-        for compute in computations:
-            compute()
-
-    def capture(self, compute):
-        compute()
-        return types.SimpleNamespace(replay=compute), None
 
 
 @pytest.mark.parametrize("make_task", [odd_task, branches_task])

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 from gossamer import optim
 from gossamer.config import make_schedule, resolve
 from gossamer.errors import InputError
+from gossamer.results import WorkerPoint
 from gossamer.tasks import Task
+from gossamer.virtual.compute.evaluator import Evaluator
 from gossamer.virtual.sim.cluster import Cluster
 from gossamer.virtual.simulation import simulate
 from plain_training import (
@@ -333,3 +335,69 @@ def test_batch_norm_in_bfloat16_is_not_batched():
     assert math.isfinite(simulate(make_run(**values)).final.loss)
     with pytest.raises(InputError, match="do not batch"):
         simulate(make_run(**values, gradient_backend="batched"))
+
+
+class Seen:
+    """What an observer sees: every point, and what ``read`` returns of the workers then."""
+
+    def __init__(self, read=lambda workers: None):
+        self.points, self.workers, self.read = [], [], read
+
+    def __call__(self, point, workers, events):
+        self.points.append(point)
+        self.workers.append(self.read(workers))
+
+
+def counted_scores(monkeypatch):
+    """Return the list to which every evaluation appends how many models it is of."""
+    counts, scores = [], Evaluator.scores
+
+    def counting(self, rows, buffers):
+        counts.append(len(rows))
+        return scores(self, rows, buffers)
+
+    monkeypatch.setattr(Evaluator, "scores", counting)
+    return counts
+
+
+@pytest.mark.parametrize(("method", "clock"), [("gossip", "ideal"), ("overlap", "ideal"), ("gossip", "hardware")])
+@pytest.mark.parametrize("seed", range(6))
+def test_a_run_is_evaluated_at_its_start_and_once_at_its_end(method, clock, seed, monkeypatch):
+    """Also when the random gradients of the ideal clock have made all steps before the last unit of time."""
+    counts, seen = counted_scores(monkeypatch), Seen()
+    run = make_run(task="digits", method=method, workers=3, steps=12, batch=4, clock=clock, seed=seed, eval_every=1000)
+    result = simulate(run, seen)
+    # The start, where all workers are alike; at the end the averaged model, and those of the workers.
+    assert counts == [1, 1, 3]
+    assert seen.points == result.history
+    assert [point.accuracy is None for point in result.history] == [False] + [True] * (len(result.history) - 2) + [
+        False
+    ]
+    if clock == "ideal":
+        assert [point.time for point in result.history] == list(range(13))
+
+
+def test_the_end_of_a_run_with_messages_in_flight_is_later_than_its_last_point(monkeypatch):
+    counts, seen = counted_scores(monkeypatch), Seen()
+    values = {"link": "1mbit/1s", "eval_every": 1000, "workers": 3, "steps": 12, "batch": 4}
+    result = simulate(make_run(task="digits", method="overlap", clock="hardware", **values), seen)
+    assert counts == [1, 1, 3, 1, 3]
+    assert seen.points == result.history[:-1]
+    assert result.history[-1].time > result.history[-2].time
+    assert result.history[-2].accuracy is not None
+
+
+def test_the_state_of_the_workers_is_built_for_those_who_read_it_only(monkeypatch):
+    built = []
+
+    def counting(**values):
+        built.append(values["rank"])
+        return WorkerPoint(**values)
+
+    monkeypatch.setattr("gossamer.virtual.simulation.WorkerPoint", counting)
+    run = make_run(task="quadratic", method="gossip", workers=3, steps=5, clock="ideal")
+    simulate(run, Seen())
+    assert built == [0, 1, 2]  # those of the result
+    seen = Seen(read=lambda workers: [worker.steps for worker in workers()])
+    simulate(run, seen)
+    assert [sum(steps) for steps in seen.workers] == [point.total_steps for point in seen.points]

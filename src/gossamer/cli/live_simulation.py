@@ -13,6 +13,7 @@ from gossamer.recording import Recorder
 from gossamer.report.view import TRAINING, View, WorkerRow, states_of
 from gossamer.results import Point, WorkerPoint
 from gossamer.runs.run_folder import RunFolder
+from gossamer.virtual.compute.comparison_cache import ComparisonCache
 from gossamer.virtual.simulation import SimulationResult, simulate
 
 Track = Callable[[Point, Sequence[WorkerPoint]], None]
@@ -26,27 +27,36 @@ def simulate_live(
     *,
     quiet: bool,
     recorder: Recorder | None = None,
-    track: Track = lambda point, workers: None,
+    track: Track | None = None,
+    cache: ComparisonCache | None = None,
 ) -> SimulationResult:
-    """Do one run. ``name``: what the screen calls it; ``track``: called with every point of its history."""
+    """Do one run.
+
+    Args:
+        name: what the screen calls it.
+        track: called with every point of its history, if given.
+        cache: what it shares with the other runs of a comparison.
+    """
     c = run.config
     run_folder = None
     if folder is not None:
         run_folder = RunFolder(folder, run.values(), command, method=c.method, time_unit=c.time_unit, recorder=recorder)
     with LiveView(name, quiet) as view, _Interrupts() as interrupts:
 
-        def callback(point: Point, workers: list[WorkerPoint], events: list[str]) -> None:
+        def observe(point: Point, workers: Callable[[], list[WorkerPoint]], events: list[str]) -> None:
             interrupts.check()
             if run_folder is not None:
                 run_folder.metric(point)
-            track(point, workers)
-            view.show(lambda: _view(run, point, workers), events)
+            if track is not None:
+                track(point, workers())
+            view.show(lambda: _view(run, point, workers()), events)
 
-        result = simulate(run, callback, recorder)
+        result = simulate(run, observe, recorder, cache=cache)
         if recorder is not None:
             recorder.flush()
-        # The last point again, with its final evaluation.
-        track(result.final, result.final_workers)
+        if track is not None:
+            # The last point again, with its final evaluation.
+            track(result.final, result.final_workers)
     if run_folder is not None:
         run_folder.close(result.document(), result.weights)
     return result

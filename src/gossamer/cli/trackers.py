@@ -55,13 +55,15 @@ class Trackers:
         path = Path(self.trace)
         return path.with_name(f"{path.stem}-{method}{path.suffix}") if self.several else path
 
-    def points(self, method: str) -> Callable[[Point, Sequence[WorkerPoint]], None]:
-        """Return the function to call with each point of a run's history."""
+    def points(self, method: str) -> Callable[[Point, Sequence[WorkerPoint]], None] | None:
+        """Return the function to call with each point of a run's history; None if nobody tracks it."""
         trackers: list[Tracker] = [self.tracker] if self.tracker is not None else []
         if self.tensorboard is not None:
             board = TensorBoard(Path(self.tensorboard) / method if self.several else Path(self.tensorboard))
             self._open.append(board)
             trackers.append(board)
+        if not trackers:
+            return None
 
         def track(point: Point, workers: Sequence[WorkerPoint]) -> None:
             for tracker in trackers:

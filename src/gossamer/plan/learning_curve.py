@@ -24,12 +24,31 @@ QUANTILE = 1.64
 
 @dataclass(frozen=True)
 class Reached:
-    """The steps to a target."""
+    """The steps to a target, and an interval that holds them in nine runs in ten with the same seed.
+
+    One curve does not tell how much other seeds differ.
+    """
 
     steps: float
     low: float
     high: float
     extrapolated: bool
+
+
+@dataclass(frozen=True)
+class _PowerLaw:
+    """The line through the newest part of a curve, both axes logarithmic."""
+
+    slope: float
+    offset: float
+    deviation: float
+    """Standard deviation of one measurement from the line."""
+    log_steps: np.ndarray
+    """Of the measurements that were fitted."""
+
+    def spread(self, leverage: float = 0.0) -> float:
+        """Return half the interval, in the logarithm of the steps; ``leverage``: of the error of the line itself."""
+        return QUANTILE * self.deviation * math.sqrt(1 + leverage) / -self.slope
 
 
 def when_reached(steps: Sequence[float], errors: Sequence[float], target: float) -> Reached | None:
@@ -41,8 +60,24 @@ def when_reached(steps: Sequence[float], errors: Sequence[float], target: float)
     """
     for index, error in enumerate(errors):
         if error <= target:
-            at = _crossing(steps, errors, target, index)
-            return Reached(at, at, at, extrapolated=False)
+            return _seen(steps[: index + 1], errors[: index + 1], target)
+    law = _fit(steps, errors)
+    if law is None:
+        return None
+    log_reached = (math.log(target) - law.offset) / law.slope
+    # The error of the fit at the target: of one measurement, of the mean and of the slope.
+    centred = law.log_steps - law.log_steps.mean()
+    leverage = 1 / len(centred) + (log_reached - law.log_steps.mean()) ** 2 / float(centred @ centred)
+    spread = law.spread(leverage)
+    reached = max(math.exp(log_reached), steps[-1])
+    if reached > MAX_FACTOR * steps[-1]:
+        return None
+    low, high = max(steps[-1], reached * math.exp(-spread)), reached * math.exp(min(spread, 20.0))
+    return Reached(reached, low, high, extrapolated=True)
+
+
+def _fit(steps: Sequence[float], errors: Sequence[float]) -> _PowerLaw | None:
+    """Fit the newest part of a curve. None if it has too few points, or does not fall."""
     known = [(math.log(step), math.log(error)) for step, error in zip(steps, errors, strict=True) if step > 0 < error]
     if len(known) < MIN_POINTS:
         return None
@@ -54,17 +89,22 @@ def when_reached(steps: Sequence[float], errors: Sequence[float], target: float)
     slope, offset = np.polyfit(log_steps, log_errors, 1)
     if slope > -MIN_EXPONENT:
         return None
-    log_reached = (math.log(target) - offset) / slope
-    # The error of the fit at the target: of one measurement, of the mean and of the slope.
     deviation = float(np.sqrt(np.sum((log_errors - slope * log_steps - offset) ** 2) / (len(newest) - 2)))
-    centred = log_steps - log_steps.mean()
-    leverage = 1 / len(newest) + (log_reached - log_steps.mean()) ** 2 / float(centred @ centred)
-    spread = QUANTILE * deviation * math.sqrt(1 + leverage) / -slope
-    reached = max(math.exp(log_reached), steps[-1])
-    if reached > MAX_FACTOR * steps[-1]:
-        return None
-    low, high = max(steps[-1], reached * math.exp(-spread)), reached * math.exp(min(spread, 20.0))
-    return Reached(reached, low, high, extrapolated=True)
+    return _PowerLaw(float(slope), float(offset), deviation, log_steps)
+
+
+def _seen(steps: Sequence[float], errors: Sequence[float], target: float) -> Reached:
+    """Return where a curve that ends at the target reached it.
+
+    It was somewhere between its last two measurements, and each of them is as noisy as the curve shows.
+    """
+    at = _crossing(steps, errors, target, len(steps) - 1)
+    low, high = steps[-2] if len(steps) > 1 else 0.0, steps[-1]
+    law = _fit(steps, errors)
+    if law is not None:
+        spread = min(law.spread(), 20.0)
+        low, high = min(low, at * math.exp(-spread)), max(high, at * math.exp(spread))
+    return Reached(at, low, high, extrapolated=False)
 
 
 def _crossing(steps: Sequence[float], errors: Sequence[float], target: float, index: int) -> float:

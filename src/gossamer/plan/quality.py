@@ -231,10 +231,10 @@ def _train(
     trial.curves.append((steps, errors))
     began = time.monotonic()
 
-    def observe(point: Point, workers: list[WorkerPoint], events: list[str]) -> None:
+    def observe(point: Point, workers: Callable[[], list[WorkerPoint]], events: list[str]) -> None:
         error = trial.target.error_of(point)
         if error is not None and math.isfinite(error):
-            per_worker = point.total_steps / len(workers)
+            per_worker = point.total_steps / spec.workers
             steps.append(per_worker)
             errors.append(error)
             is_hopeless = per_worker * trial.prediction.step_s > HOPELESS_FACTOR * best_s

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import shutil
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from gossamer import tasks
 from gossamer.config import Run, resolve
 from gossamer.errors import InputError
 from gossamer.reproduce.experiment import Cell
 from gossamer.runs.run_folder import CONFIG, RUN, SUMMARY
+from gossamer.tasks import Task
 
 UNIMPORTANT = ("data",)
 """Settings that may differ between a run and its repetition."""
@@ -27,8 +29,9 @@ class PlannedRun:
     seed: int
     path: Path
 
-    def resolve(self) -> Run:
-        (run,) = resolve({**self.cell.settings, "seed": self.seed})
+    def resolve(self, build_task: Callable[..., Task] = tasks.build) -> Run:
+        """Return the run, ready to start. ``build_task`` is called in place of ``tasks.build``."""
+        (run,) = resolve({**self.cell.settings, "seed": self.seed}, build_task=build_task)
         return run
 
     def summary(self) -> dict[str, Any] | None:

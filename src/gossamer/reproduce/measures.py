@@ -32,9 +32,14 @@ def _share(path: str, part: str = "") -> Callable[[Summary], float | None]:
     return read
 
 
-def _step_ms(summary: Summary) -> float | None:
+def step_ms(summary: Summary) -> float | None:
     return 1000 * summary["time"] / summary["steps"] if summary.get("steps") else None
 
+
+SPEEDUP = "speedup"
+"""The measure that compares a run with that of ``BASELINE``."""
+
+BASELINE = "allreduce"
 
 MEASURES = {
     "accuracy": Measure("accuracy, %", _share("accuracy"), ".1f"),
@@ -43,7 +48,8 @@ MEASURES = {
     "loss": Measure("loss", lambda summary: summary.get("loss"), ".3f"),
     "consensus": Measure("consensus", lambda summary: summary.get("consensus"), ".2g"),
     "time": Measure("time, s", lambda summary: summary.get("time"), ".1f"),
-    "step_ms": Measure("step, ms", _step_ms, ".1f"),
+    "step_ms": Measure("step, ms", step_ms, ".1f"),
+    SPEEDUP: Measure("times as fast as allreduce", lambda summary: summary.get(SPEEDUP), ".1f"),
     "megabytes": Measure("sent per worker and step, MB", lambda summary: summary.get("megabytes"), ".3g"),
 }
 """By the name that experiment files use."""

@@ -9,7 +9,7 @@ from typing import Any
 
 from gossamer.report.formats import NOTHING
 from gossamer.reproduce.experiment import Cell, Experiment
-from gossamer.reproduce.measures import MEASURES, Summary
+from gossamer.reproduce.measures import BASELINE, MEASURES, SPEEDUP, Summary, step_ms
 
 
 @dataclass
@@ -38,6 +38,24 @@ class Row:
 
 def diverged(summary: Summary) -> bool:
     return "diverged" in summary
+
+
+def add_speedups(rows: Sequence[Row], axis_names: Sequence[str]) -> None:
+    """Add to the figures of every run how many times as fast it is as that of ``BASELINE`` with the same seed."""
+    if "method" not in axis_names:
+        return
+    position = axis_names.index("method")
+
+    def others(row: Row) -> tuple[str, ...]:
+        return row.cell.labels[:position] + row.cell.labels[position + 1 :]
+
+    baselines = {others(row): row.summaries for row in rows if row.cell.labels[position] == BASELINE}
+    for row in rows:
+        compared = baselines.get(others(row), {})
+        for seed, summary in row.summaries.items():
+            ours, theirs = step_ms(summary), step_ms(compared[seed]) if seed in compared else None
+            if ours and theirs:
+                row.summaries[seed] = {**summary, SPEEDUP: theirs / ours}
 
 
 def cell_text(measure: str, values: Sequence[float]) -> str:

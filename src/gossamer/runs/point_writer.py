@@ -15,7 +15,7 @@ Track = Callable[[Point, Sequence[WorkerPoint]], None]
 class PointWriter:
     """Writes points into the run folder, if there is one, and tracks them. A full disk does not stop the training."""
 
-    def __init__(self, run_folder: RunFolder | None, track: Track, say: Callable[[str], None]) -> None:
+    def __init__(self, run_folder: RunFolder | None, track: Track | None, say: Callable[[str], None]) -> None:
         """``say``: called with events."""
         self.run_folder, self.track, self._say = run_folder, track, say
         self._is_full = False
@@ -27,11 +27,12 @@ class PointWriter:
         except InputError as error:
             self._is_full = True
             self._say(f"{error}; training continues without it")
-        self.track(point, workers)
+        if self.track is not None:
+            self.track(point, workers)
 
     def end(self, result: TrainingResult) -> None:
         """Track the last point again, with its final evaluation, and write the summary."""
-        if result.begun:
+        if result.begun and self.track is not None:
             self.track(result.final, result.final_workers)
         if self.run_folder is not None:
             self.run_folder.close(result.document())

@@ -38,6 +38,9 @@ The task NAME is built by the function NAME in the module ``gossamer.tasks.NAME`
 line needs the names, but not torch.
 """
 
+SAME_FOR_ALL = ("digits", "shakespeare", "multi30k", "cifar10")
+"""The built-in tasks that are the same for every number of workers and every seed."""
+
 EXPECTED = "expected `def task(workers: int, seed: int) -> Task` or `task = Task(...)`"
 """What the user's own file has to define."""
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from gossamer.config import Run
 from gossamer.recording import Recorder
 from gossamer.results import Point, Spread, WorkerPoint, to_json_data
+from gossamer.virtual.compute.comparison_cache import ComparisonCache
 from gossamer.virtual.sim.clock import Clock
 from gossamer.virtual.sim.cluster import Cluster
 from gossamer.virtual.sim.event_queue import EventQueue
@@ -71,24 +72,37 @@ class SimulationResult:
 PointCallback = Callable[[Point, list[WorkerPoint], list[str]], None]
 """Called with every point of the history, the state of each worker then, and the events since the last point."""
 
+Observer = Callable[[Point, Callable[[], list[WorkerPoint]], list[str]], None]
+"""The same, but the state of each worker is that which a function returns: of many workers, it takes longer to build
+than the point. Called later, it returns the state then."""
+
+
+def observer_of(callback: PointCallback) -> Observer:
+    """Return an observer that calls ``callback`` with the state of every worker."""
+    return lambda point, workers, events: callback(point, workers(), events)
+
+
 MakeClock = Callable[[EventQueue], Clock]
 
 
 def simulate(
     run: Run,
-    callback: PointCallback | None = None,
+    observer: Observer | None = None,
     recorder: Recorder | None = None,
     make_clock: MakeClock | None = None,
     evaluates_workers: bool = True,
+    cache: ComparisonCache | None = None,
 ) -> SimulationResult:
     """Train in the virtual world.
 
     Args:
+        observer: called with every point of the history.
         make_clock: replaces the hardware clock.
         evaluates_workers: whether an evaluation is also one of each worker's own model, or of the averaged one alone.
+        cache: what the run shares with others of a comparison, if it is part of one.
     """
     with torch.random.fork_rng(devices=[run.config.device] if run.config.device.startswith("cuda") else []):
-        return _Simulation(run, callback, recorder, make_clock, evaluates_workers).run_to_end()
+        return _Simulation(run, observer, recorder, make_clock, evaluates_workers, cache).run_to_end()
 
 
 class _Simulation:
@@ -97,20 +111,23 @@ class _Simulation:
     def __init__(
         self,
         run: Run,
-        callback: PointCallback | None,
+        observer: Observer | None,
         recorder: Recorder | None,
         make_clock: MakeClock | None,
         evaluates_workers: bool,
+        cache: ComparisonCache | None,
     ) -> None:
-        self.run, self.callback, self.evaluates_workers = run, callback, evaluates_workers
+        self.run, self.observer, self.evaluates_workers = run, observer, evaluates_workers
         self.began = time.perf_counter()
-        self.cluster = Cluster(run, recorder, make_clock)
+        self.cluster = Cluster(run, recorder, make_clock, cache)
         self.worker_accuracy: list[float | None] = [None] * run.config.workers
         self.history: list[Point] = []
         self.num_events_reported = 0
         self.copies = 1 if run.replica is None else run.replica.copies
         """How often the ranks of a worker send each vector."""
         self.total_steps = run.config.steps * run.config.workers
+        self.final_replaces_last = run.config.clock == "ideal" or self.cluster.method.finish is None
+        """Whether the end of the run is at the same time as the last point of its training, which it then replaces."""
         c, evaluator = run.config, self.cluster.evaluator
         flops = 2.0 * evaluator.flat.size * len(run.task.test[0]) * (c.workers + 1) * c.steps
         self.eval_every = c.eval_every or max(1, math.ceil(flops / EVALUATION_BUDGET_FLOPS))
@@ -132,30 +149,37 @@ class _Simulation:
 
     def _train(self) -> None:
         if self.run.config.clock == "ideal":
-            for unit in range(1, self.run.config.steps + 1):
+            # Not the steps, which are random, but the time says which point is the last.
+            num_units = self.run.config.steps
+            for unit in range(1, num_units + 1):
                 self.cluster.run_until(float(unit))
-                self._add_point()
+                self._add_point(is_last=unit == num_units)
             return
         # A point is taken after the last event of its moment, so that it includes messages that arrive then.
         cluster, queue, num_workers = self.cluster, self.cluster.queue, self.run.config.workers
         cluster.observe_at = num_workers * len(self.history)
         while (cluster.total_steps < self.total_steps or not queue.settled()) and cluster.advance():
             if cluster.total_steps >= cluster.observe_at and queue.settled():
-                self._add_point()
+                self._add_point(is_last=cluster.total_steps >= self.total_steps)
                 cluster.observe_at += num_workers
         if cluster.total_steps < self.total_steps:
             cluster.check_stalled()
             cluster.record_event("no worker is left that can go on: the run ends here")
             self._add_point()
 
-    def _add_point(self) -> None:
-        is_last = self.cluster.total_steps >= self.total_steps
-        point = self._point(evaluate=is_last or len(self.history) % self.eval_every == 0)
-        self.history.append(point)
+    def _add_point(self, is_last: bool = False) -> None:
+        is_replaced = is_last and self.final_replaces_last
+        evaluate = not is_replaced and (is_last or len(self.history) % self.eval_every == 0)
+        self.history.append(self._point(evaluate))
+        if not is_replaced:
+            self._report()
+
+    def _report(self) -> None:
+        """Show the observer the newest point."""
         events = self.cluster.events[self.num_events_reported :]
         self.num_events_reported = len(self.cluster.events)
-        if self.callback is not None:
-            self.callback(point, self._worker_points(), events)
+        if self.observer is not None:
+            self.observer(self.history[-1], self._worker_points, events)
 
     def _add_final_point(self) -> None:
         """Make the last point of the history that of the finished run."""
@@ -170,6 +194,8 @@ class _Simulation:
             self.history[-1] = final
         else:
             self.history.append(final)
+        if self.final_replaces_last:
+            self._report()
 
     def _worker_points(self) -> list[WorkerPoint]:
         now, points = self.cluster.queue.now, []

@@ -221,7 +221,8 @@ def _show_quality(quality: QualityPlan) -> None:
             steps, seen = "diverges" if trial.diverged else "not seen", ""
         else:
             steps = f"{reached.steps:.0f}"
-            seen = f"extrapolated, {reached.low:.0f} to {reached.high:.0f}" if reached.extrapolated else "reached"
+            how = "extrapolated" if reached.extrapolated else "reached"
+            seen = f"{how}, {reached.low:.0f} to {reached.high:.0f}"
         rows.append(
             [
                 trial.prediction.candidate.label,

@@ -17,7 +17,8 @@ from gossamer.errors import InputError
 from gossamer.report.formats import counted
 from gossamer.reproduce.experiment import FULL, REDUCED, SIZES, Cell, Experiment, find, names
 from gossamer.reproduce.folder import PlannedRun, check_file, planned_runs
-from gossamer.reproduce.table import Row, markdown, table
+from gossamer.reproduce.measures import SPEEDUP
+from gossamer.reproduce.table import Row, add_speedups, markdown, table
 from gossamer.runs.run_folder import write_json, write_text
 from gossamer.tasks import TASKS
 
@@ -58,6 +59,8 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
         "gossamer": _version(),
     }
     complete = [row for row in rows.values() if row.summaries]
+    if SPEEDUP in experiment.measures:
+        add_speedups(complete, experiment.axis_names)
     document = {
         "experiment": experiment.name,
         **about,
@@ -135,7 +138,9 @@ def _train(
     """Do all runs that are not complete in the folder; return whether Ctrl-C ended it."""
     # The list of experiments, without a name, needs neither torch nor matplotlib.
     from gossamer.cli.live_simulation import simulate_live
+    from gossamer.virtual.compute.comparison_cache import ComparisonCache
 
+    cache = ComparisonCache()
     todo = []
     for planned in runs:
         summary = planned.summary()
@@ -145,7 +150,7 @@ def _train(
             rows[planned.cell.labels].summaries[planned.seed] = summary
     # Errors in the settings, such as a wrong --data, are reported before anything is trained.
     if todo:
-        todo[0].resolve()
+        todo[0].resolve(cache.build_task)
     _make(folder, experiment, size, command)
     if not quiet:
         done = len(runs) - len(todo)
@@ -156,7 +161,8 @@ def _train(
             print(f"{experiment.name}: {planned.path} was not complete: run again", file=sys.stderr)
         name = f"[{number}/{len(todo)}] {', '.join(planned.cell.labels)}, seed {planned.seed}"
         try:
-            result = simulate_live(planned.resolve(), planned.path, command, name, quiet=quiet)
+            resolved = planned.resolve(cache.build_task)
+            result = simulate_live(resolved, planned.path, command, name, quiet=quiet, cache=cache)
         except KeyboardInterrupt:
             return True
         if result.interrupted:

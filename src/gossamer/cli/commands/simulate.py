@@ -15,6 +15,7 @@ from gossamer.cli.trackers import Trackers
 from gossamer.config import Run, resolve, unused_options
 from gossamer.report.formats import counted
 from gossamer.runs.run_folder import make_folders, remove_if_empty, write_comparison
+from gossamer.virtual.compute.comparison_cache import ComparisonCache
 from gossamer.virtual.simulation import SimulationResult
 
 
@@ -32,10 +33,11 @@ def run(parsed: argparse.Namespace, arguments: Sequence[str]) -> int:
     if unused:
         print(f"note: the ideal clock has no machines: {', '.join(unused)} not used", file=sys.stderr)
     results: list[SimulationResult] = []
+    cache = ComparisonCache()
     try:
         with Trackers(parsed, [run.config.method for run in runs], folder is not None) as trackers:
             for run, run_folder in zip(runs, folders, strict=True):
-                results.append(_simulate(run, run_folder, trackers, command, quiet=parsed.json))
+                results.append(_simulate(run, run_folder, trackers, command, cache, quiet=parsed.json))
                 if results[-1].interrupted:
                     break
     except KeyboardInterrupt:
@@ -81,10 +83,13 @@ def _divergence(result: SimulationResult) -> str:
     return f"diverged: the averaged model is not finite after the last step, time {end.time:g}"
 
 
-def _simulate(run: Run, folder: Path | None, trackers: Trackers, command: str, quiet: bool) -> SimulationResult:
+def _simulate(
+    run: Run, folder: Path | None, trackers: Trackers, command: str, cache: ComparisonCache, quiet: bool
+) -> SimulationResult:
     method = run.config.method
     recorder = trackers.recorder(method, run.config.workers, folder)
-    return simulate_live(run, folder, command, method, quiet=quiet, recorder=recorder, track=trackers.points(method))
+    track = trackers.points(method)
+    return simulate_live(run, folder, command, method, quiet=quiet, recorder=recorder, track=track, cache=cache)
 
 
 def _show(runs: list[Run], results: list[SimulationResult]) -> None:

@@ -7,13 +7,14 @@ graph launches all of them at once.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from functools import partial
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from gossamer.virtual.compute.comparison_cache import ComparisonCache
 from gossamer.virtual.compute.gradient_backends import BatchedBackend, GradientBackend, SequentialBackend
 
 NUM_COPIES = 4
@@ -25,6 +26,10 @@ NUM_SMALL_COPIES, SMALL_MODEL = 8, 1_000_000
 
 def num_copies(num_parameters: int) -> int:
     return NUM_SMALL_COPIES if num_parameters < SMALL_MODEL else NUM_COPIES
+
+
+def can_capture(device: torch.device) -> bool:
+    return device.type == "cuda"
 
 
 T = TypeVar("T")
@@ -79,9 +84,13 @@ class GraphBackend:
         self,
         make_copy: Callable[[], SequentialBackend],
         make_fallback: Callable[[], GradientBackend],
-        max_workers: int = NUM_COPIES,
+        max_workers: int,
+        cache: ComparisonCache,
+        key: Hashable,
     ) -> None:
+        """``key``: what the graphs depend on, besides the number of copies and the shape of a mini-batch."""
         self.make_copy, self.make_fallback, self.max_workers = make_copy, make_fallback, max_workers
+        self.cache, self.key = cache, key
         self.backend: GradientBackend | None = None
 
     def __call__(
@@ -92,10 +101,13 @@ class GraphBackend:
         return self.backend(points, buffers, ranks, index, inputs, targets)
 
     def _capture(self, inputs: Tensor, targets: Tensor) -> GradientBackend:
-        try:
+        def capture() -> CapturedCopies:
             copies = CapturedCopies(self.make_copy, self.max_workers, inputs[0], targets[0])
             copies.capture(len(inputs))
             return copies
+
+        try:
+            return self.cache.graphs((self.key, self.max_workers, *_layout(inputs, targets)), capture)
         except torch.OutOfMemoryError:
             raise
         except RuntimeError as error:  # the model copies from the CPU, or reads a number of a tensor
@@ -116,9 +128,9 @@ class CapturedCopies:
         max_workers: int,
         inputs: Tensor,
         targets: Tensor,
-        make_capture: Callable[[torch.device], GraphCapture] = GraphCapture,
+        make_capture: Callable[[torch.device], GraphCapture] | None = None,
     ) -> None:
-        """``inputs`` and ``targets``: one mini-batch, for its shape."""
+        """``inputs`` and ``targets``: one mini-batch, for its shape. ``make_capture`` replaces ``GraphCapture``."""
         self.models = [make_copy() for _ in range(max_workers)]
         self.points = [model.point for model in self.models]
         self.buffers = [model.buffers for model in self.models]
@@ -126,7 +138,8 @@ class CapturedCopies:
         self.losses = torch.zeros(max_workers, dtype=self.points[0].dtype, device=inputs.device)
         self.graphs: dict[int, torch.cuda.CUDAGraph] = {}
         """By the number of copies."""
-        self.graph_capture = make_capture(inputs.device)
+        self.graph_capture = (make_capture or GraphCapture)(inputs.device)
+        self.draws_random_numbers = False
 
     def __call__(
         self, points: Tensor, buffers: Tensor, ranks: list[int], index: Tensor, inputs: Tensor, targets: Tensor
@@ -152,11 +165,13 @@ class CapturedCopies:
         if size not in self.graphs:
             computations = [partial(self._compute, number) for number in range(size)]
             run_all = partial(self.graph_capture.run_concurrently, computations)
+            before = _random_state(self.inputs.device)
             with warnings.catch_warnings():
                 # The compiler's advice to round more coarsely, and what is outdated in torch itself.
                 warnings.filterwarnings("ignore", "TensorFloat32 tensor cores")
                 warnings.filterwarnings("ignore", category=DeprecationWarning, module="torch")
                 self.graphs[size], _ = self.graph_capture.capture(run_all)
+            self.draws_random_numbers |= _random_state(self.inputs.device) != before
         return self.graphs[size]
 
     def _compute(self, number: int) -> None:
@@ -164,6 +179,18 @@ class CapturedCopies:
         model = self.models[number]
         self.losses[number].copy_(model.compute(self.inputs[number], self.targets[number]))
         model.write_gradient(model.point)
+
+
+def _layout(*mini_batches: Tensor) -> list[Hashable]:
+    """Return what a graph depends on of one mini-batch per worker."""
+    return [(tuple(part.shape[1:]), part.dtype) for part in mini_batches]
+
+
+def _random_state(device: torch.device) -> tuple[bytes, ...]:
+    states = [torch.get_rng_state()]
+    if device.type == "cuda":
+        states.append(torch.cuda.get_rng_state(device))
+    return tuple(state.numpy().tobytes() for state in states)
 
 
 def _rows(matrix: Tensor, ranks: list[int]) -> list[Tensor]:
@@ -174,44 +201,65 @@ def _rows(matrix: Tensor, ranks: list[int]) -> list[Tensor]:
 class BatchedGraphBackend:
     """Evaluates many workers by one replay of a captured graph. There is one graph per batch size, a power of two."""
 
-    def __init__(self, batched: BatchedBackend, max_workers: int, device: torch.device) -> None:
-        self.batched, self.max_workers = batched, max_workers
-        self.static: tuple[Tensor, ...] = ()
-        """Points, buffers, inputs and targets that the graphs read and write."""
-        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor]] = {}
-        """The graph and its losses by batch size."""
-        self.capture = GraphCapture(device)
+    def __init__(
+        self, batched: BatchedBackend, max_workers: int, device: torch.device, cache: ComparisonCache, key: Hashable
+    ) -> None:
+        """``key``: what the graphs depend on, besides ``max_workers`` and the shape of a mini-batch."""
+        self.batched, self.max_workers, self.device = batched, max_workers, device
+        self.cache, self.key = cache, key
+        self.captured: CapturedBatches | None = None
         self.capturable = True
 
     def __call__(
         self, points: Tensor, buffers: Tensor, ranks: list[int], index: Tensor, inputs: Tensor, targets: Tensor
     ) -> Tensor:
+        if self.captured is None:
+            key = (self.key, self.max_workers, *_layout(inputs, targets))
+            make = partial(CapturedBatches, self.max_workers, self.device, points, buffers, inputs, targets)
+            self.captured = self.cache.graphs(key, make)
         count = len(ranks)
         size = min(self.max_workers, 1 << (count - 1).bit_length())
-        if self.capturable and size not in self.graphs:
-            self.capturable = self._capture(size, points, buffers, inputs, targets)
+        if self.capturable and size not in self.captured.graphs:
+            self.capturable = self.captured.capture(self.batched, size)
         if not self.capturable:
             return self.batched(points, buffers, ranks, index, inputs, targets)
-        point_block, buffer_block, x, y = (tensor[:count] for tensor in self.static)
+        point_block, buffer_block, x, y = (tensor[:count] for tensor in self.captured.static)
         torch.index_select(points, 0, index, out=point_block)
         torch.index_select(buffers, 0, index, out=buffer_block)
         x.copy_(inputs)
         y.copy_(targets)
-        graph, losses = self.graphs[size]
-        graph.replay()
+        losses = self.captured.replay(size)
         points.index_copy_(0, index, point_block)
         buffers.index_copy_(0, index, buffer_block)
         return losses[:count].clone()
 
-    def _capture(self, size: int, points: Tensor, buffers: Tensor, inputs: Tensor, targets: Tensor) -> bool:
+
+class CapturedBatches:
+    """Captured graphs of batches of workers, by batch size, and the tensors that they read and write."""
+
+    def __init__(self, max_workers: int, device: torch.device, *examples: Tensor) -> None:
+        """``examples``: points, buffers, inputs and targets of some workers, for their shapes."""
+        self.static = tuple(tensor.new_zeros((max_workers, *tensor.shape[1:])) for tensor in examples)
+        self.graphs: dict[int, tuple[torch.cuda.CUDAGraph, Tensor, BatchedBackend]] = {}
+        """The graph, its losses, and the backend that was captured: the graph reads the constants of its model."""
+        self.graph_capture = GraphCapture(device)
+        self.device = device
+        self.draws_random_numbers = False
+
+    def capture(self, batched: BatchedBackend, size: int) -> bool:
         """Capture the graph of this size. Return False if the model cannot be captured."""
-        if not self.static:
-            self.static = tuple(
-                tensor.new_zeros((self.max_workers, *tensor.shape[1:])) for tensor in (points, buffers, inputs, targets)
-            )
         rows = [tensor[:size] for tensor in self.static]
+        before = _random_state(self.device)
         try:
-            self.graphs[size] = self.capture.capture(lambda: self.batched.compute(*rows))
+            graph, losses = self.graph_capture.capture(partial(batched.compute, *rows))
         except RuntimeError:  # the model copies from the CPU, or reads a number of a tensor
             return False
+        self.graphs[size] = (graph, losses, batched)
+        self.draws_random_numbers |= _random_state(self.device) != before
         return True
+
+    def replay(self, size: int) -> Tensor:
+        """Run the graph of this size on what ``static`` holds. Return its losses, which the next replay overwrites."""
+        graph, losses, _ = self.graphs[size]
+        graph.replay()
+        return losses

@@ -11,7 +11,7 @@ There are four gradient backends (``gradient_backends``, ``cuda_graphs``). They 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from functools import partial
 
 import numpy as np
@@ -25,7 +25,8 @@ from gossamer.tasks import Batches, Task
 from gossamer.tasks.task import cross_entropies, cross_entropy
 from gossamer.vectors.flat import Flat, usable
 from gossamer.virtual.compute.batched_mlp import BatchedMLP
-from gossamer.virtual.compute.cuda_graphs import BatchedGraphBackend, GraphBackend, num_copies
+from gossamer.virtual.compute.comparison_cache import ComparisonCache, model_key
+from gossamer.virtual.compute.cuda_graphs import BatchedGraphBackend, GraphBackend, can_capture, num_copies
 from gossamer.virtual.compute.gradient_backends import (
     Autocast,
     BatchedBackend,
@@ -52,7 +53,7 @@ def choose_backend(model: nn.Module, num_parameters: int, device: torch.device) 
     limit = MAX_BATCHED_PARAMETERS // 20 if has_convolutions else MAX_BATCHED_PARAMETERS
     if num_parameters < limit:
         return "batched"
-    return "graph" if device.type == "cuda" else "loop"
+    return "graph" if can_capture(device) else "loop"
 
 
 class Evaluator:
@@ -68,15 +69,18 @@ class Evaluator:
         device: torch.device,
         backend: str = "auto",
         precision: str = "float32",
+        cache: ComparisonCache | None = None,
     ) -> None:
+        """``cache``: of the comparison, if the run is part of one."""
         self.task, self.batches, self.seed, self.device = task, batches, seed, device
+        self.precision, self.cache = precision, cache or ComparisonCache()
         self.model = model.to(device).train()
         self._functional_model, self._mlp = FunctionalModel(model), BatchedMLP.of(model)
         self.flat = Flat.of_parameters(model)
         self.buffer_flat = Flat.of_buffers(model)
         self.backend = choose_backend(model, self.flat.size, device) if backend == "auto" else backend
         narrow = precision == "bfloat16"
-        if self.backend in ("graph", "compiled") and device.type != "cuda":
+        if self.backend in ("graph", "compiled") and not can_capture(device):
             raise InputError(
                 f"--gradient-backend {self.backend} needs a CUDA device: take batched or loop, or --device cuda"
             )
@@ -90,20 +94,20 @@ class Evaluator:
                     "--precision bfloat16 and batch norm do not batch: "
                     "take --gradient-backend auto, graph, compiled or loop"
                 )
-            self.backend = "graph" if device.type == "cuda" else "loop"
+            self.backend = "graph" if can_capture(device) else "loop"
         # Without a cache: a captured graph has to cast its weights at every replay.
         self.autocast: Autocast = partial(
             torch.autocast, device.type, torch.bfloat16, enabled=narrow, cache_enabled=False
         )
-        self.train = tuple(part.to(device) for part in task.train)
-        self.test = tuple(part.to(device) for part in task.test)
+        self.train, self.test = self.cache.device_data(task, device)
         named = dict(model.named_buffers())
         start = self.buffer_flat.pack(
             named, torch.empty(self.buffer_flat.size, dtype=self.buffer_flat.dtype, device=device)
         )
         self.buffers = start.repeat(len(batches), 1)
         """Floating-point buffers, one row per worker: never exchanged, averaged for evaluation."""
-        self.counters = {name: buffer for name, buffer in named.items() if not buffer.is_floating_point()}
+        # Copies, because captured graphs read them, and the model's own are set at the end of a run.
+        self.counters = {name: buffer.clone() for name, buffer in named.items() if not buffer.is_floating_point()}
         self.max_workers = self._max_workers()
         """How many workers one call of the backend evaluates."""
         self._compute: GradientBackend | None = None
@@ -144,18 +148,27 @@ class Evaluator:
     def _make_backend(self, points: Tensor) -> GradientBackend:
         if self.backend == "batched":
             batched = BatchedBackend(self._losses, self.flat, self.buffer_flat)
-            if self.device.type != "cuda" or self.flat.size >= MAX_BATCHED_PARAMETERS:
+            if not can_capture(self.device) or self.flat.size >= MAX_BATCHED_PARAMETERS:
                 # A graph needs its own memory for the points, and a large model spends little time on launches.
                 return batched
-            return BatchedGraphBackend(batched, min(self.max_workers, len(points)), self.device)
+            max_workers = min(self.max_workers, len(points))
+            return BatchedGraphBackend(batched, max_workers, self.device, self.cache, self._graph_key())
         make_copy = partial(
             SequentialBackend, self.task, self.model, self.flat, self.buffer_flat, self.device, self.autocast
         )
         make_loop = partial(make_copy, in_place=points[0].nbytes >= WIDE_BYTES and all(map(usable, points)))
         if self.backend == "graph":
             make_captured = partial(make_copy, compiles=self.compiles)
-            return GraphBackend(make_captured, make_fallback=make_loop, max_workers=min(self.max_workers, len(points)))
+            max_workers = min(self.max_workers, len(points))
+            return GraphBackend(make_captured, make_loop, max_workers, self.cache, self._graph_key())
         return make_loop()
+
+    def _graph_key(self) -> Hashable:
+        """Return what captured graphs depend on and all runs of one configuration have in common."""
+        named = dict(self.model.named_parameters()) | dict(self.model.named_buffers())
+        replaced = [named[part.name] for part in (*self.flat.parts, *self.buffer_flat.parts)]
+        kind = (self.backend, self.compiles, self.precision, self.device)
+        return (self.task, *kind, model_key(self.model.train(), replaced, self.seed))
 
     def _losses(
         self, parameters: dict[str, Tensor], buffers: dict[str, Tensor], inputs: Tensor, targets: Tensor

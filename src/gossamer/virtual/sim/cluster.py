@@ -28,6 +28,7 @@ from gossamer.recording import Recorder
 from gossamer.seeds import stream
 from gossamer.tasks import worker_batches
 from gossamer.virtual.comm.encoding import Encoding
+from gossamer.virtual.compute.comparison_cache import ComparisonCache
 from gossamer.virtual.compute.evaluator import Evaluator
 from gossamer.virtual.sim.clock import Clock, HardwareClock, IdealClock
 from gossamer.virtual.sim.event_queue import GRADIENT_BEGIN, GRADIENT_END, OBSERVE, EventQueue
@@ -39,15 +40,24 @@ from gossamer.virtual.sim.virtual_worker import VirtualWorker
 
 class Cluster:
     def __init__(
-        self, run: Run, recorder: Recorder | None = None, make_clock: Callable[[EventQueue], Clock] | None = None
+        self,
+        run: Run,
+        recorder: Recorder | None = None,
+        make_clock: Callable[[EventQueue], Clock] | None = None,
+        cache: ComparisonCache | None = None,
     ) -> None:
-        """Set up the workers of ``run`` before their first step. ``make_clock`` replaces the hardware clock."""
+        """Set up the workers of ``run`` before their first step.
+
+        Args:
+            make_clock: replaces the hardware clock.
+            cache: of the comparison, if the run is part of one.
+        """
         c, method = run.config, run.method()
         check_declaration(method)
         self.method, self.recorder, self.num_workers = method, recorder, c.workers
         self.queue = EventQueue()
         self.advance = self.queue.run_next
-        self.evaluator = _make_evaluator(run)
+        self.evaluator = _make_evaluator(run, cache)
         if c.clock == "ideal":
             self.clock: Clock = IdealClock(method.lockstep)
         elif make_clock is not None:
@@ -210,12 +220,19 @@ class Cluster:
         return self.replicas.consensus(self.observed())
 
 
-def _make_evaluator(run: Run) -> Evaluator:
+def _make_evaluator(run: Run, cache: ComparisonCache | None) -> Evaluator:
     c, task = run.config, run.task
     device = find_device(c.device)
     torch.manual_seed(c.seed)
     model = task.model()
     batches = worker_batches(task, c.partition, c.workers, c.worker_batch, c.seed)
     return Evaluator(
-        task, model, batches, seed=c.seed, device=device, backend=c.gradient_backend, precision=c.precision
+        task,
+        model,
+        batches,
+        seed=c.seed,
+        device=device,
+        backend=c.gradient_backend,
+        precision=c.precision,
+        cache=cache,
     )

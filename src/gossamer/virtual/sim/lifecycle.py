@@ -47,13 +47,13 @@ class Lifecycle:
             self.queue.schedule(time, MESSAGE, self._join, rank)
         if not any(worker.alive for worker in self.workers):
             raise InputError("--join names every worker: expected at least one that trains from the start")
+        self.driver.deadlocks.on_membership_change()
         for worker in self.workers:
             if worker.alive:
                 self._start(worker)
 
     def _start(self, worker: VirtualWorker) -> None:
         worker.alive_since = self.queue.now
-        self.driver.deadlocks.on_membership_change()
         if self.recorder is not None:
             self.recorder.joined(worker.rank, worker.alive_since)
         self.method.begin(worker)
@@ -117,4 +117,5 @@ class Lifecycle:
         self.replicas.copy_local_state(worker.rank, peer.rank, optimizer_state=self.method.lockstep)
         self.driver.exchanges.rendezvous.on_membership_change()
         self.record_event(f"worker {worker.rank} joined at {self.queue.now:g} with the weights of worker {peer.rank}")
+        self.driver.deadlocks.on_membership_change()
         self._start(worker)
