@@ -200,10 +200,9 @@ class Liveness:
             # Of an earlier process of this rank, on a machine whose clock is ahead, or of one that lives too.
             if self._own_rank.is_alive(record, self.own):
                 self.actions.append(Namesake(record.address))
-            if not self._own_rank.must_raise(record, self.own, now):
-                return False
-            self._change(process=min(record.process + 1, MAX_PROCESS))
-            return True
+            if raises := self._own_rank.must_raise(record, self.own, now):
+                self._change(process=min(record.process + 1, MAX_PROCESS))
+            return raises
         if rank not in self.peers and not self._know(rank, now):
             return False
         peer = self.peers[rank]
