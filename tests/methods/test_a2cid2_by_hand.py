@@ -8,7 +8,7 @@ import torch
 from gossamer.effects import Pair, Swap
 from gossamer.methods.a2cid2 import A2CiD2, drift
 from gossamer.methods.gossip import GossipConfig
-from gossamer.testing.worlds.any_order import Peer
+from gossamer.testing.worlds.any_order_worker import Peer
 from gossamer.topology import build
 
 ETA, ALPHA_TILDE = 0.3, 2.0

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from gossamer.effects import Shifted, Start, Ticket, Update, Wait
 from gossamer.errors import InputError
 from gossamer.methods.sgp import SGP, SGPConfig
-from gossamer.testing.worlds.any_order import AnyOrderWorld, Peer
+from gossamer.testing.worlds.any_order import AnyOrderWorld
+from gossamer.testing.worlds.any_order_worker import Peer
 from gossamer.topology import build
 from gossamer.virtual.simulation import simulate
 from plain_training import (

@@ -37,7 +37,7 @@ from gossamer.process.replica.background import (
     run_background,
 )
 from gossamer.process.replica.boundary import BETWEEN_STEPS, BoundaryLog, Line
-from gossamer.testing.worlds.any_order import Peer
+from gossamer.testing.worlds.any_order_worker import Peer
 
 DIM = 2
 Action = Callable[[], None]
