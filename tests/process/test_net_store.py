@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from gossamer.errors import InputError
-from gossamer.process.net import secret
+from gossamer.process.net import first_answer, secret
 from gossamer.process.net.connection import connect
 from gossamer.process.net.identity import Identity
 from gossamer.process.net.listener import Listener
@@ -209,7 +209,10 @@ def test_stores_that_do_not_answer_cost_no_time_each() -> None:
         server.close()
 
 
-def test_a_worker_prefers_the_first_store_and_tries_those_out_of_reach_last() -> None:
+def test_a_worker_prefers_the_first_store_and_tries_those_out_of_reach_last(monkeypatch: pytest.MonkeyPatch) -> None:
+    # On a busy machine a store may take long to answer.
+    monkeypatch.setattr(first_answer, "STEP_S", 5.0)
+    monkeypatch.setattr(first_answer, "PREFER_S", 5.0)
     home = HostedStore(HOST, 0, MEMBER, print)
     stores = [HostedStore(HOST, 0, MEMBER, print) for _ in range(4)]
     worker = failover_store(home.address[1], 1, Host.LAUNCHER)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from gossamer.process.liveness.heartbeats import Heartbeats, HeartbeatThread, read_stage
+from gossamer.process.liveness.heartbeats import Heartbeats, HeartbeatThreads, read_stage
 from gossamer.process.liveness.liveness import Liveness
 from gossamer.process.liveness.records import Kind, Record, Stage, first_record, from_bytes, to_bytes
 from gossamer.process.net.identity import Identity
@@ -76,13 +76,13 @@ def test_heartbeats_are_counted_while_the_store_does_not_answer(worker: Worker) 
 
     worker.store.get_all = wait  # type: ignore[method-assign, assignment]
     polls: list[int] = []
-    thread = HeartbeatThread(worker.heartbeats, lambda: polls.append(1))
+    thread = HeartbeatThreads(worker.heartbeats, lambda: polls.append(1))
     assert asked.wait(60)
     count, num_polls = worker.own.heartbeats, len(polls)
     until(lambda: worker.own.heartbeats > count + 5 and len(polls) > num_polls + 5)
     answers.set()
     thread.close(60)
-    assert not [each.name for each in threading.enumerate() if each.name in ("gossamer-heartbeat", "gossamer-follow")]
+    assert not any(each.is_alive() for each in thread._threads)
 
 
 def test_to_ask_who_is_dead_asks_no_store(worker: Worker) -> None:

@@ -19,7 +19,7 @@ from gossamer.process.collectives.member_entries import (
     from_bytes,
     to_bytes,
 )
-from gossamer.process.liveness.heartbeats import Heartbeats, HeartbeatThread
+from gossamer.process.liveness.heartbeats import Heartbeats, HeartbeatThreads
 from gossamer.process.liveness.records import Stage
 from gossamer.process.net.identity import Identity
 from gossamer.process.roster.roster import KnownRoster, Roster
@@ -45,7 +45,7 @@ class Worker:
         self.entries = MemberEntries(self.heartbeats, refusals)
 
     def beat(self) -> None:
-        self.thread = HeartbeatThread(self.heartbeats)
+        self.thread = HeartbeatThreads(self.heartbeats)
 
     def await_all(self, key: str, entry: str, within_s: float = 60.0) -> dict[int, bytes]:
         until = time.monotonic() + within_s
@@ -129,16 +129,17 @@ def test_what_a_member_says_can_be_renewed(workers: list[Worker]) -> None:
     until = time.monotonic() + 60
     for text in ("1", "2"):
         while workers[2].entries.read("waits", bytes.decode).get(1) != text and time.monotonic() < until:
-            workers[1].entries.renew("waits", text, MEMBERS)
-            workers[2].entries.renew("waits", None, MEMBERS)
+            workers[1].entries.republish("waits", text, MEMBERS)
+            workers[2].entries.republish("waits", None, MEMBERS)
             time.sleep(0.05)
     assert workers[2].entries.read("waits", bytes.decode) == {1: "2"}
 
 
 def test_what_cannot_be_read_is_refused_and_said(workers: list[Worker]) -> None:
-    workers[1].entries.tell("view/waits", "x", MEMBERS)
     until = time.monotonic() + 60
     while not workers[2].lines and time.monotonic() < until:
+        # It may be lost while both ends connect.
+        workers[1].entries.broadcast("view/waits", "x", MEMBERS)
         assert workers[2].entries.read("view/waits", lambda entry: None) == {}
         time.sleep(0.05)
     assert workers[2].lines == ["refused what worker 1 says about its waits: it cannot be read"]
@@ -146,17 +147,17 @@ def test_what_cannot_be_read_is_refused_and_said(workers: list[Worker]) -> None:
 
 def test_a_worker_remembers_so_many_keys(workers: list[Worker]) -> None:
     for number in range(2 * MAX_KEYS):
-        workers[0].entries.renew(f"key/{number}", "", ())
+        workers[0].entries.republish(f"key/{number}", "", ())
     assert len(workers[0].entries._keys) == MAX_KEYS
 
 
 def test_messages_are_read_as_they_were_written() -> None:
     good = [
-        EntryMessage(EntryKind.SAY, "a key", b"entry", True, (0, 3)),
-        EntryMessage(EntryKind.SAY, "a key", b"", False, ()),
-        EntryMessage(EntryKind.SAY, "a key", None, True, (7,)),
-        EntryMessage(EntryKind.TELL, "a key", entries=((3, b"x"), (1, b""))),
-        EntryMessage(EntryKind.TELL, "a key"),
+        EntryMessage(EntryKind.PUBLISH, "a key", b"entry", True, (0, 3)),
+        EntryMessage(EntryKind.PUBLISH, "a key", b"", False, ()),
+        EntryMessage(EntryKind.PUBLISH, "a key", None, True, (7,)),
+        EntryMessage(EntryKind.ENTRIES, "a key", entries=((3, b"x"), (1, b""))),
+        EntryMessage(EntryKind.ENTRIES, "a key"),
     ]
     for message in good:
         data = to_bytes(message)
@@ -165,12 +166,12 @@ def test_messages_are_read_as_they_were_written() -> None:
             assert from_bytes(data[:end]) is None
         assert from_bytes(data + b"x") is None
     for bad in (
-        EntryMessage(EntryKind.SAY, "", b""),
-        EntryMessage(EntryKind.SAY, "a\nkey", b""),
-        EntryMessage(EntryKind.SAY, "key", b"", False, (3, 0)),
-        EntryMessage(EntryKind.SAY, "key", b"x" * (MAX_ENTRY_BYTES + 1)),
-        EntryMessage(EntryKind.TELL, "key", entries=((0, b"x" * (MAX_ENTRY_BYTES + 1)),)),
-        EntryMessage(EntryKind.TELL, "key" * 100),
+        EntryMessage(EntryKind.PUBLISH, "", b""),
+        EntryMessage(EntryKind.PUBLISH, "a\nkey", b""),
+        EntryMessage(EntryKind.PUBLISH, "key", b"", False, (3, 0)),
+        EntryMessage(EntryKind.PUBLISH, "key", b"x" * (MAX_ENTRY_BYTES + 1)),
+        EntryMessage(EntryKind.ENTRIES, "key", entries=((0, b"x" * (MAX_ENTRY_BYTES + 1)),)),
+        EntryMessage(EntryKind.ENTRIES, "key" * 100),
     ):
         assert from_bytes(to_bytes(bad)) is None
     rng = random.Random(0)

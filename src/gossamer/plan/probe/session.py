@@ -20,7 +20,7 @@ from gossamer.process.collectives.group_builder import GroupBuilder
 from gossamer.process.collectives.group_connections import GroupConnections
 from gossamer.process.collectives.membership import STUCK_S
 from gossamer.process.collectives.peer_group import PeerGroup, Pending
-from gossamer.process.liveness.heartbeats import Heartbeats, HeartbeatThread
+from gossamer.process.liveness.heartbeats import Heartbeats, HeartbeatThreads
 from gossamer.process.liveness.peer import Timing
 from gossamer.process.roster.roster import KnownRoster, Roster
 from gossamer.process.store.addresses import local_address
@@ -69,7 +69,7 @@ class ProbeSession:
         self._builder = GroupBuilder(self.rank, self.store, self._connections)
         self._groups: dict[tuple[str, tuple[int, ...]], PeerGroup] = {}
         self._num_shared = 0
-        self._heartbeat_thread = HeartbeatThread(self.heartbeats)
+        self._heartbeat_thread = HeartbeatThreads(self.heartbeats)
         self.addresses: list[str] = self.share("address", local_address(rank_info.host), START_TIMEOUT_S)
         self.heartbeats.all_seen = True
         self.node_of = _nodes(self.addresses)

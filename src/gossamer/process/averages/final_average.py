@@ -129,10 +129,7 @@ class FinalAverage:
             if of.requested > of.generation:
                 raise StepRetry
             have = of.entries.exchange(f"{of.key}/has", "", of.members, WAIT_S)
-            # Who leaves has seen that all have it.
-            if any(map(heartbeats.has_left, others)):
-                break
-            if all(rank in have or of.agreement.probe_for_lost([rank]) for rank in others):
+            if all(rank in have or heartbeats.has_left(rank) or of.agreement.probe_for_lost([rank]) for rank in others):
                 break
         self.runtime.leave()
         if self.store.hosted_here or self.rank < min(others, default=self.rank):

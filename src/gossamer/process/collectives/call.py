@@ -105,10 +105,10 @@ class Waits:
         waits, conflict = f"{view}/waits", f"{view}/conflict"
         published = self._publication()
         # It names all members of each group. Of very many that is too much: then nobody compares.
-        self._entries.renew(waits, published if len(published) <= MAX_ENTRY_BYTES else None, members)
+        self._entries.republish(waits, published if len(published) <= MAX_ENTRY_BYTES else None, members)
         found = self.find_conflict(self._entries.read(waits, read_publication))
         if found is not None:
-            self._entries.tell(conflict, str(found), members)
+            self._entries.broadcast(conflict, str(found), members)
         text = next(iter(self._entries.read(conflict, read_text).values()), None)
         return None if text is None else MethodError(text)
 
@@ -117,7 +117,7 @@ class Waits:
         others = [rank for rank in ranks if rank in members and rank != self.rank]
         if not others:
             return False
-        self._entries.renew(f"{view}/waits", None, members)
+        self._entries.republish(f"{view}/waits", None, members)
         published = self._entries.read(f"{view}/waits", read_publication)
         return any(self._waits_for_us(rank, thread, published.get(rank)) for rank in others)
 

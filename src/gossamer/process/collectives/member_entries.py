@@ -2,7 +2,7 @@
 
 Each member has an *entry* of its own under a key, and needs those of the others. They travel as messages, through the
 *hub*: the member with the lowest rank. All members of a view reach each other, so this works whatever store each of
-them uses, if any. A member says its entry to the hub, again and again, with the list of those that it lacks; the hub
+them uses, if any. A member says its entry to the hub, again and again, with the list of those that it misses; the hub
 answers once it has them all, and to who says it again with what there is. So it does no harm if a message is lost or
 comes twice, nor if the hub has left and the next member takes its place.
 """
@@ -17,6 +17,7 @@ from collections.abc import Callable, Collection, Sequence
 from enum import IntEnum
 from typing import NamedTuple, TypeVar
 
+from gossamer.process.collectives.group_connections import HOPELESS_CHECK_S
 from gossamer.process.liveness.heartbeats import Heartbeats
 from gossamer.process.roster.roster import MAX_RANKS
 from gossamer.process.store.parsing import Refusals
@@ -28,8 +29,6 @@ RETRY_S = 0.2
 
 WAIT_S = 0.1
 """How long a worker waits for entries before it looks whether they can still come."""
-
-HOPELESS_CHECK_S = 0.3
 
 MAX_KEYS = 512
 """Keys that a worker remembers; one more forgets the one that was used longest ago."""
@@ -51,9 +50,9 @@ _RANK = struct.Struct("<H")
 class EntryKind(IntEnum):
     """Kinds of messages. Those of heartbeats and views have lower numbers."""
 
-    SAY = 32
-    """To the hub: the entry of the sender, and whose entries it lacks."""
-    TELL = 33
+    PUBLISH = 32
+    """To the hub: the entry of the sender, and whose entries it misses."""
+    ENTRIES = 33
     """Entries of some members."""
 
 
@@ -61,19 +60,19 @@ class EntryMessage(NamedTuple):
     kind: EntryKind
     key: str
     entry: bytes | None = None
-    """SAY: that of the sender, if it has one."""
+    """PUBLISH: that of the sender, if it has one."""
     again: bool = False
-    """SAY: answer at once, with what there is."""
-    lacks: tuple[int, ...] = ()
+    """PUBLISH: answer at once, with what there is."""
+    missing: tuple[int, ...] = ()
     entries: tuple[tuple[int, bytes], ...] = ()
-    """TELL: by rank."""
+    """ENTRIES: by rank."""
 
 
 def to_bytes(message: EntryMessage) -> bytes:
     key = message.key.encode()
-    own, number = message.entry, len(message.lacks) or len(message.entries)
+    own, number = message.entry, len(message.missing) or len(message.entries)
     parts = [_HEADER.pack(message.kind, message.again, len(key), NO_ENTRY if own is None else len(own), number), key]
-    parts += [own or b"", *map(_RANK.pack, message.lacks)]
+    parts += [own or b"", *map(_RANK.pack, message.missing)]
     for rank, entry in message.entries:
         parts += [_ENTRY.pack(rank, len(entry)), entry]
     return b"".join(parts)
@@ -87,13 +86,13 @@ def from_bytes(data: bytes) -> EntryMessage | None:
         key = data[_HEADER.size : at].decode()
         if again > 1 or not 0 < key_bytes <= MAX_KEY_BYTES or not key.isascii() or not key.isprintable():
             return None
-        if kind == EntryKind.SAY:
+        if kind == EntryKind.PUBLISH:
             end = at if entry_bytes == NO_ENTRY else at + entry_bytes
             entry = None if entry_bytes == NO_ENTRY else data[at:end]
-            lacks = tuple(rank for (rank,) in _RANK.iter_unpack(data[end:]))
-            bad = end > len(data) or len(lacks) != number or list(lacks) != sorted(set(lacks))
+            missing = tuple(rank for (rank,) in _RANK.iter_unpack(data[end:]))
+            bad = end > len(data) or len(missing) != number or list(missing) != sorted(set(missing))
             too_long = entry is not None and len(entry) > MAX_ENTRY_BYTES
-            return None if bad or too_long else EntryMessage(kind, key, entry, bool(again), lacks)
+            return None if bad or too_long else EntryMessage(kind, key, entry, bool(again), missing)
         entries = []
         for _ in range(number):
             rank, length = _ENTRY.unpack_from(data, at)
@@ -112,7 +111,7 @@ class _Key:
 
     def __init__(self) -> None:
         self.entries: dict[int, bytes] = {}
-        self.lacking: dict[int, tuple[int, ...]] = {}
+        self.waiting: dict[int, tuple[int, ...]] = {}
         """Here at the hub: who waits for whose entries."""
         self.said_at = float("-inf")
         self.again = False
@@ -151,18 +150,18 @@ class MemberEntries:
         """Say our entry; return those of ``members`` that are known within ``wait_s``."""
         with self._changed:
             known = self._note(key, {self.rank: entry.encode()})
-            # Others may wait for what this one says, even if it lacks nothing.
+            # Others may wait for what this one says, even if it misses nothing.
             if known.again and all(rank in known.entries for rank in members):
                 return dict(known.entries)
             now = time.monotonic()
             if now - known.said_at >= RETRY_S:
                 known.said_at, again, known.again = now, known.again, True
-                lacks = tuple(rank for rank in members if rank not in known.entries)
-                self._say(EntryMessage(EntryKind.SAY, key, entry.encode(), again, lacks), members)
+                missing = tuple(rank for rank in members if rank not in known.entries)
+                self._say(EntryMessage(EntryKind.PUBLISH, key, entry.encode(), again, missing), members)
             self._changed.wait_for(lambda: all(rank in known.entries for rank in members), wait_s)
             return dict(known.entries)
 
-    def renew(self, key: str, entry: str | None, members: Sequence[int]) -> None:
+    def republish(self, key: str, entry: str | None, members: Sequence[int]) -> None:
         """Say our entry, which may be a new one, and ask for those of the others. Waits for nobody."""
         own = None if entry is None else entry.encode()
         with self._changed:
@@ -171,7 +170,8 @@ class MemberEntries:
             if now - known.said_at >= RETRY_S:
                 known.said_at = now
                 others = tuple(rank for rank in members if rank != self.rank)
-                self._say(EntryMessage(EntryKind.SAY, key, own, True, others), members)
+                # Another thread may have a new entry, and its turn to say it was this one.
+                self._say(EntryMessage(EntryKind.PUBLISH, key, known.entries.get(self.rank), True, others), members)
 
     def read(self, key: str, parse: Callable[[bytes], T | None]) -> dict[int, T]:
         """Return what the members have said until now, as far as it has come to this worker and can be read."""
@@ -184,11 +184,11 @@ class MemberEntries:
             self._refusals.refuse(f"{what} of worker {rank}", f"refused what worker {rank} says about its {what}")
         return {rank: value for rank, value in parsed.items() if value is not None}
 
-    def tell(self, key: str, entry: str, members: Sequence[int]) -> None:
+    def broadcast(self, key: str, entry: str, members: Sequence[int]) -> None:
         """Tell our entry to all at once, and directly: this worker may not be there for much longer."""
         with self._changed:
             self._note(key, {self.rank: entry.encode()})
-        message = to_bytes(EntryMessage(EntryKind.TELL, key, entries=((self.rank, entry.encode()),)))
+        message = to_bytes(EntryMessage(EntryKind.ENTRIES, key, entries=((self.rank, entry.encode()),)))
         self._send([rank for rank in members if rank != self.rank], message)
 
     def _say(self, message: EntryMessage, members: Collection[int]) -> None:
@@ -225,15 +225,15 @@ class MemberEntries:
             self._refusals.refuse(f"a message of worker {sender}", f"refused a message of worker {sender}")
             return
         with self._changed:
-            if message.kind == EntryKind.TELL:
+            if message.kind == EntryKind.ENTRIES:
                 self._note(message.key, dict(message.entries))
             else:
                 known = self._note(message.key, {} if message.entry is None else {sender: message.entry})
-                known.lacking[sender] = message.lacks
+                known.waiting[sender] = message.missing
             self._changed.notify_all()
-        if message.kind == EntryKind.SAY:
+        if message.kind == EntryKind.PUBLISH:
             if message.again:
-                self._answer(sender, message.key, message.lacks)
+                self._answer(sender, message.key, message.missing)
             self._answer_waiting(message.key)
 
     def _answer_waiting(self, key: str) -> None:
@@ -243,21 +243,23 @@ class MemberEntries:
             if known is None:
                 return
             ready = [
-                (rank, lacks) for rank, lacks in known.lacking.items() if all(other in known.entries for other in lacks)
+                (rank, missing)
+                for rank, missing in known.waiting.items()
+                if all(other in known.entries for other in missing)
             ]
-        for rank, lacks in ready:
-            self._answer(rank, key, lacks)
+        for rank, missing in ready:
+            self._answer(rank, key, missing)
 
-    def _answer(self, rank: int, key: str, lacks: Sequence[int]) -> None:
+    def _answer(self, rank: int, key: str, missing: Sequence[int]) -> None:
         with self._changed:
             known = self._keys.get(key, _Key())
-            entries = [(other, known.entries[other]) for other in lacks if other in known.entries]
-            if len(entries) == len(lacks):
-                known.lacking.pop(rank, None)
+            entries = [(other, known.entries[other]) for other in missing if other in known.entries]
+            if len(entries) == len(missing):
+                known.waiting.pop(rank, None)
         while entries:
             part: list[tuple[int, bytes]] = []
             num_bytes = 0
             while entries and (not part or num_bytes + len(entries[-1][1]) <= MAX_ANSWER_BYTES):
                 part.append(entries.pop())
                 num_bytes += _ENTRY.size + len(part[-1][1])
-            self._heartbeats.send(rank, to_bytes(EntryMessage(EntryKind.TELL, key, entries=tuple(part))))
+            self._heartbeats.send(rank, to_bytes(EntryMessage(EntryKind.ENTRIES, key, entries=tuple(part))))

@@ -12,10 +12,8 @@ import torch
 import torch.distributed as dist
 
 from gossamer.errors import InputError
+from gossamer.process.collectives.group_connections import HOPELESS_CHECK_S
 from gossamer.process.store.failover_store import FailoverStore
-
-HOPELESS_CHECK_S = 0.3
-"""How often a wait for a key checks whether the key can still appear."""
 
 
 def check(device: torch.device) -> None:

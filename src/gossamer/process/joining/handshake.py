@@ -19,7 +19,7 @@ from gossamer.errors import InputError
 from gossamer.process.events import EventKind, Events
 from gossamer.process.joining import join_facts
 from gossamer.process.joining.join_facts import Facts, name_ranks
-from gossamer.process.liveness.heartbeats import Heartbeats, HeartbeatThread
+from gossamer.process.liveness.heartbeats import Heartbeats, HeartbeatThreads
 from gossamer.process.replica.agreement import Agreement
 from gossamer.process.roster.roster import MAX_RANKS, KnownRoster, Roster
 from gossamer.process.store.addresses import local_address
@@ -237,7 +237,7 @@ def shaken_hands(rank_info: RankInfo, facts: Facts, timeout_s: float) -> Iterato
         if not begun:
             addresses.publish()
             store.on_move.append(addresses.publish)
-            thread = HeartbeatThread(heartbeats)
+            thread = HeartbeatThreads(heartbeats)
             handshake.run()
         yield store, begun
     finally:

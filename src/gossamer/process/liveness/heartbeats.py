@@ -301,7 +301,7 @@ class Heartbeats:
         self.messenger.send(rank, message)
 
 
-class HeartbeatThread:
+class HeartbeatThreads:
     """Two daemon threads: one counts heartbeats and calls ``poll`` after each, one calls ``follow``.
 
     The second may wait for a store that cannot be reached. The heartbeats go on meanwhile: this worker is alive.

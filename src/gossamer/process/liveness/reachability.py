@@ -64,15 +64,15 @@ class Reachability:
 
     def _is_cut(self, rank: int, now: float) -> bool:
         """Return whether a worker that is probed cannot be reached."""
-        asked_at = self._probed_at[rank]
-        if not self._is_alive(rank) or self._peers[rank].answered_at > asked_at:
+        probed_at = self._probed_at[rank]
+        if not self._is_alive(rank) or self._peers[rank].answered_at > probed_at:
             del self._probed_at[rank]
             return False
         moved_at = self._peers[rank].moved_at
         if now - moved_at > self._timing.paused_s:
             # It says nothing at all: perhaps its process stands still.
             self._probed_at[rank] = now
-        if moved_at - asked_at < self._timing.cut_s:
+        if moved_at - probed_at < self._timing.cut_s:
             return False
         del self._probed_at[rank]
         self._answers_since.pop(rank, None)

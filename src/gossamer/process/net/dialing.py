@@ -35,13 +35,13 @@ class Dialing:
         """``address``: no name, since looking that up may block: it fails. ``timeout_s``: to connect, then to greet."""
         self._loop, self._on_ready, self._on_failed = loop, on_ready, on_failed
         self._identity, self._purpose, self._hello, self._timeout_s = identity, purpose, hello, timeout_s
-        self._over = False
+        self._over = self._is_cancelled = False
         try:
             sock = _begin_to_connect(address)
         except OSError as failure:
             # The caller does not know this object yet.
             self._over, error = True, failure
-            loop.call_soon(lambda: on_failed(error))
+            loop.call_soon(lambda: None if self._is_cancelled else on_failed(error))
             return
         self._link: socket.socket | Connection = sock
         self._timer = loop.call_later(timeout_s, lambda: self._fail(TimeoutError(Reason.TOO_LATE)))
@@ -49,6 +49,7 @@ class Dialing:
 
     def cancel(self) -> None:
         """Give up without a word."""
+        self._is_cancelled = True
         if not self._over:
             self._end()
             self._link.close()

@@ -60,20 +60,16 @@ class FirstAnswer:
         self._end_if_decided()
 
     def _dial(self, number: int) -> None:
-        try:
-            self._dialing[number] = Dialing(
-                self._loop,
-                self._addresses[number],
-                self._purpose,
-                b"",
-                identity=self._identity,
-                timeout_s=self._timeout_s,
-                on_ready=lambda connection: self._answered(number, connection),
-                on_failed=lambda error: self._failed(number),
-            )
-        except OSError:
-            # This machine has no such kind of address, or the host is no address.
-            self._loop.call_soon(lambda: self._failed(number))
+        self._dialing[number] = Dialing(
+            self._loop,
+            self._addresses[number],
+            self._purpose,
+            b"",
+            identity=self._identity,
+            timeout_s=self._timeout_s,
+            on_ready=lambda connection: self._answered(number, connection),
+            on_failed=lambda error: self._failed(number),
+        )
 
     def _answered(self, number: int, connection: Connection) -> None:
         if self._over:

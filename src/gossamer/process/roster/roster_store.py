@@ -32,10 +32,10 @@ class RosterStore:
             self._known.learn(stored)
         elif value is not None:
             # Those that come later need it.
-            self._store.set(KEY, self._known.value.to_text())
+            self._store.compare_set(KEY, self._known.value.to_text(), value)
 
     def poll(self) -> None:
-        """Read it now and then. Runs in the heartbeat thread."""
+        """Read it now and then. Runs in the thread that follows the store."""
         if time.monotonic() - self._read_at > READ_INTERVAL_S:
             self.read()
 
@@ -48,11 +48,7 @@ class RosterStore:
             merged = known if stored is None else known.merged(stored)
             if stored == merged:
                 break
-            if value is not None and stored is None:
-                # What cannot be read cannot be compared either.
-                self._store.set(KEY, merged.to_text())
-                break
-            now = self._store.compare_set(KEY, merged.to_text(), "" if value is None else value.decode())
+            now = self._store.compare_set(KEY, merged.to_text(), value or b"")
             if now is None or now == merged.to_text().encode():
                 break
         self._known.learn(merged)
@@ -81,7 +77,7 @@ def take_rank(store: FailoverStore, roster: Roster) -> int | None:
         given = refusals.add(store, NUM_GIVEN, 1, so_far)
         if given is None:
             return None
-        if given > MAX_RANKS:
+        if roster.first - 1 + given >= MAX_RANKS:
             refusals.refuse(NUM_GIVEN, f"refused what the store has at {NUM_GIVEN}")
             store.compare_set(NUM_GIVEN, str(so_far), str(given))
         elif roster.first - 1 + given > roster.largest:

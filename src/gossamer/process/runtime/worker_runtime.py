@@ -23,7 +23,7 @@ from gossamer.process.joining.handshake import Handshake
 from gossamer.process.joining.join_checks import register
 from gossamer.process.joining.join_facts import find_facts
 from gossamer.process.lifecycle import Phase, StepRetry, TrainingEnded
-from gossamer.process.liveness.heartbeats import Heartbeats, HeartbeatThread, Progress
+from gossamer.process.liveness.heartbeats import Heartbeats, HeartbeatThreads, Progress
 from gossamer.process.net.secret import NO_SECRET, is_loopback
 from gossamer.process.replica.agreement import Agreement as ReplicaAgreement
 from gossamer.process.replica.driver import find_parts, make_driver
@@ -169,7 +169,7 @@ class WorkerRuntime:
         self.driver = make_driver(self.state, self.effects, self._policy, replica)
         self.missing: list[int] = []
         """Workers that are not in the final average."""
-        self._heartbeat_thread = HeartbeatThread(self.heartbeats, self._poll, self._follow)
+        self._heartbeat_thread = HeartbeatThreads(self.heartbeats, self._poll, self._follow)
         try:
             self._join()
             if replica is not None:

@@ -61,7 +61,7 @@ class ClaimWatch:
         self._namesake: Namesake | None = None
 
     def poll(self) -> None:
-        """Look into the store if that is due. Runs in the heartbeat thread."""
+        """Look into the store if that is due. Runs in the thread that follows the store."""
         if self._over:
             return
         now = time.monotonic()

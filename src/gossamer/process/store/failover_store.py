@@ -278,9 +278,10 @@ class FailoverStore:
 
     def _use(self, address: Address, connection: Connection) -> StoreClient | None:
         with self._lock:
-            if self._closed:
+            if self._closed or self._client is not None:
+                # This worker has moved to an earlier store meanwhile.
                 connection.close()
-                return None
+                return self._client
             try:
                 self._client, self._current = StoreClient(connection, self.loop), address
             except OSError:

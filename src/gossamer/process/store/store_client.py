@@ -42,7 +42,12 @@ class StoreClient:
     @classmethod
     def connect(cls, address: Address, identity: Identity, loop: Loop, timeout_s: float) -> StoreClient:
         """Connect to the store at ``address``; OSError if that takes longer than ``timeout_s``."""
-        return cls(connect(address, PURPOSE, b"", identity=identity, timeout_s=timeout_s), loop)
+        connection = connect(address, PURPOSE, b"", identity=identity, timeout_s=timeout_s)
+        try:
+            return cls(connection, loop)
+        except OSError:
+            connection.close()
+            raise
 
     def set(self, values: Mapping[str, bytes]) -> None:
         self._call(Operation.SET, [part for key, value in values.items() for part in (key.encode(), value)])
