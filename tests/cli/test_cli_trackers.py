@@ -64,9 +64,7 @@ def test_a_tracker_sees_the_last_point_once_if_nothing_follows_it(gossamer, tmp_
     gossip = ("simulate", "--task", "quadratic", "--workers", "3", "--steps", "4", "--method", "gossip")
     ran = gossamer(*gossip, "--tracker", "mine.py", "--json")
     history = ran.document["results"][0]["history"]
-    assert [int(line) for line in (tmp_path / "seen").read_text().splitlines()] == [
-        point["steps"] for point in history
-    ]
+    assert [int(line) for line in (tmp_path / "seen").read_text().splitlines()] == [point["steps"] for point in history]
 
 
 @pytest.mark.parametrize(
