@@ -26,7 +26,7 @@ from gossamer.process.lifecycle import Phase, StepRetry, TrainingEnded
 from gossamer.process.liveness.heartbeats import Heartbeats, HeartbeatThread, Progress
 from gossamer.process.net.secret import NO_SECRET, is_loopback
 from gossamer.process.replica.agreement import Agreement as ReplicaAgreement
-from gossamer.process.replica.driver import worker_classes, make_driver
+from gossamer.process.replica.driver import make_driver, worker_classes
 from gossamer.process.roster.newcomer import announcement
 from gossamer.process.roster.placement import place
 from gossamer.process.roster.roster import KnownRoster
