@@ -153,12 +153,15 @@ def test_the_container_of_the_kubernetes_manifest_trains(tmp_path):
     here = {"REPLICAS": "2", "REPLICAS_AT": f"127.0.0.1:{free_port()}", "OMP_NUM_THREADS": "1"}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     python = {"PATH": path, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    # This replica was started again after its seventh step.
+    (tmp_path / "step-1").write_text("7")
     pods = []
     try:
         for index in range(2):
             environment = {**pod_environment(container, index, "0123456789abcdef" * 4), **here, **python}
             with (tmp_path / f"pod-{index}.log").open("wb") as log:
-                words = [*command, *container["args"], *small]
+                words = [word.replace("/progress/$(REPLICA)", f"{tmp_path}/step-{index}") for word in container["args"]]
+                words = [*command, *words, *small]
                 pods.append(
                     subprocess.Popen(
                         words, cwd=tmp_path, env=environment, stdout=log, stderr=log, start_new_session=True
@@ -175,3 +178,7 @@ def test_the_container_of_the_kubernetes_manifest_trains(tmp_path):
     losses = re.findall(r"^rank (\d): loss on held-out text ([0-9.]+)", "\n".join(output), re.MULTILINE)
     assert sorted(rank for rank, _ in losses) == ["0", "1", "2", "3"]
     assert len({loss for _, loss in losses}) == 1
+    assert ["goes on after step" in text for text in output] == [False, True]
+    assert "replica 1 goes on after step 7\n" in output[1]
+    # Another run begins at step 0.
+    assert not list(tmp_path.glob("step-*"))

@@ -277,13 +277,12 @@ class Training:
             self._measure()
             self._trained = True
         self.status.own_loss, self.status.own_accuracy = self.task.evaluate()
-        own = None if self.replica is not None else self.task.parameters()
+        own = self.task.parameters() if self.replica is None else None
         swarm.finish()
         self.status.missing = list(swarm.missing)
         measure_exchanges(self.status, self._resumed_status, self.swarm.metrics())
-        # The ranks of a replica have measured that of the whole vector.
-        apart = swarm.metrics().consensus if own is None else rounded_distance(own, self.task.parameters())
-        self.status.consensus = apart
+        measured = swarm.metrics().consensus
+        self.status.consensus = measured if own is None else rounded_distance(own, self.task.parameters())
         self.status.loss, self.status.accuracy = self.task.evaluate()
         self.status.state = DONE
         folder = self.job_spec.path
