@@ -185,9 +185,9 @@ def test_nothing_of_a_task_is_kept_while_another_one_is_built(monkeypatch):
     monkeypatch.setattr(comparison_cache.tasks, "build", building)
     before = []
     task = cache.build_task("quadratic", workers=2, seed=0)
-    train, _ = cache.device_data(task, torch.device("cpu"))
-    before = [weakref.ref(task), weakref.ref(train[0]), weakref.ref(cache.graphs((task, 2), Graphs))]
-    del task, train
+    data = cache.device_data(task, torch.device("cpu"))
+    before = [weakref.ref(task), weakref.ref(data[0][0]), weakref.ref(cache.graphs((task, 2), Graphs))]
+    del task, data
     cache.build_task("quadratic", workers=2, seed=1)
     assert alive == [[], [False, False, False]]
 
