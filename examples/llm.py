@@ -74,6 +74,13 @@ def loss_of(model: nn.Module, pieces: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1).float(), pieces[:, 1:].flatten())
 
 
+def write(path: Path, text: str) -> None:
+    """Write a file that is whole whenever the process dies."""
+    part = path.with_name(path.name + ".part")
+    part.write_text(text)
+    part.replace(path)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("text", type=Path, help="any text file")
@@ -96,6 +103,11 @@ def main() -> None:
         type=Path,
         help="folder: resume from it if it exists, also with other replicas and ranks; write to it in the end",
     )
+    parser.add_argument(
+        "--progress",
+        type=Path,
+        help="file of this replica, a torchrun of its own: started again, it goes on from the step that is there",
+    )
     args = parser.parse_args()
 
     kind = "cuda" if torch.cuda.is_available() else "cpu"
@@ -112,6 +124,8 @@ def main() -> None:
         between = gossamer.Replica(int(os.environ["REPLICA"]), int(os.environ["REPLICAS"]), os.environ["REPLICAS_AT"])
         rank += between.index * ranks
     else:
+        if args.progress is not None:
+            parser.error("--progress is for replicas that are a torchrun each (REPLICA): take --checkpoint")
         mesh = init_device_mesh(kind, (args.replicas, ranks // args.replicas), mesh_dim_names=("replica", "shard"))
         between = "replica"
     inside = mesh["shard"].get_group()
@@ -136,6 +150,11 @@ def main() -> None:
         saved = sorted(args.checkpoint.glob("replica-*"))
         own = torch.load(args.checkpoint / "rank-0.pt", weights_only=True)
         done = own["steps"]
+    if args.progress is not None and args.progress.exists():
+        # The weights come from another replica, which need not wait in the end until all steps are made again.
+        done = int(args.progress.read_text())
+        if dist.get_rank() == 0:
+            print(f"replica {between.index} goes on after step {done}", flush=True)
     same = own.get("layout") == list(mesh.shape)
     if saved:
         # Creates the state of the optimizer, by a step without effect. Before join: it is no step of the training.
@@ -168,6 +187,8 @@ def main() -> None:
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
+        if args.progress is not None and dist.get_rank() == 0 and done % 50 == 0:
+            write(args.progress, str(done))
         # Of this rank's mini-batch: for the mean of all, replicas would wait for each other.
         if dist.get_rank() == 0 and done % 50 == 0:
             print(f"step {done}: loss {loss.item():.3f}", flush=True)
@@ -189,6 +210,8 @@ def main() -> None:
             part.rename(args.checkpoint)
 
     swarm.finish()  # now all replicas hold the same, averaged model
+    if args.progress is not None and dist.get_rank() == 0:
+        args.progress.unlink(missing_ok=True)
     model.eval()
     with torch.no_grad():
         held_out = loss_of(model, draw(text[cut:], 64, args.context, torch.Generator().manual_seed(0), device))

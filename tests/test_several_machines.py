@@ -9,6 +9,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import torch.distributed.run as torchrun
 import yaml
 
@@ -136,6 +137,7 @@ def test_the_kubernetes_manifest_of_replicas_is_complete(monkeypatch):
     assert port == service["spec"]["ports"][0]["port"]
 
 
+@pytest.mark.timeout(600)
 def test_the_container_of_the_kubernetes_manifest_trains(tmp_path):
     """Two of its pods, here: with two ranks on CPUs each, and a small model."""
     _, job = replicas_manifest()
@@ -143,24 +145,29 @@ def test_the_container_of_the_kubernetes_manifest_trains(tmp_path):
     (tmp_path / "examples").mkdir()
     shutil.copy(EXAMPLES / "llm.py", tmp_path / "examples")
     (tmp_path / "text.txt").write_text("".join(f"{number} times two is {2 * number}.\n" for number in range(400)))
-    assert "--nproc-per-node=8" in container["command"]
-    command = ["--nproc-per-node=2" if word.startswith("--nproc") else word for word in container["command"]]
+    # Without restarts, which would hide that a rank died.
+    here_only = {"--nproc-per-node=8": "--nproc-per-node=2", "--max-restarts=3": "--max-restarts=0"}
+    assert here_only.keys() <= set(container["command"])
+    command = [here_only.get(word, word) for word in container["command"]]
     small = ["--steps=10", "--layers=1", "--width=32", "--heads=2", "--context=16"]
     here = {"REPLICAS": "2", "REPLICAS_AT": f"127.0.0.1:{free_port()}", "OMP_NUM_THREADS": "1"}
     path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
     python = {"PATH": path, "PYTHONPATH": os.environ.get("PYTHONPATH", "")}
+    # This replica was started again after its seventh step.
+    (tmp_path / "step-1").write_text("7")
     pods = []
     try:
         for index in range(2):
             environment = {**pod_environment(container, index, "0123456789abcdef" * 4), **here, **python}
             with (tmp_path / f"pod-{index}.log").open("wb") as log:
-                words = [*command, *container["args"], *small]
+                words = [word.replace("/progress/$(REPLICA)", f"{tmp_path}/step-{index}") for word in container["args"]]
+                words = [*command, *words, *small]
                 pods.append(
                     subprocess.Popen(
                         words, cwd=tmp_path, env=environment, stdout=log, stderr=log, start_new_session=True
                     )
                 )
-        codes = [pod.wait(150) for pod in pods]
+        codes = [pod.wait(400) for pod in pods]
     finally:
         for pod in pods:
             with contextlib.suppress(ProcessLookupError):
@@ -171,3 +178,7 @@ def test_the_container_of_the_kubernetes_manifest_trains(tmp_path):
     losses = re.findall(r"^rank (\d): loss on held-out text ([0-9.]+)", "\n".join(output), re.MULTILINE)
     assert sorted(rank for rank, _ in losses) == ["0", "1", "2", "3"]
     assert len({loss for _, loss in losses}) == 1
+    assert ["goes on after step" in text for text in output] == [False, True]
+    assert "replica 1 goes on after step 7\n" in output[1]
+    # Another run begins at step 0.
+    assert not list(tmp_path.glob("step-*"))

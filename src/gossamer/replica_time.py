@@ -24,6 +24,9 @@ FIRST_BUCKET_BYTES, BUCKET_BYTES = 1 << 20, 25 << 20
 """Of torch's DistributedDataParallel."""
 
 
+MAX_RATE = 0.5
+"""Exchanges per step between replicas: each begins at the end of a step and is merged at the end of a later one."""
+
 INSIDE = ("ddp", "fsdp")
 BLOCKS = 12
 """Of a model of which nobody has said how many it has."""

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from gossamer.errors import InputError
 from gossamer.runs.status import WorkerStatus
 from gossamer.train.replica.status import whole_status
-from gossamer.train.replica.turn import SentTurns, Turn
+from gossamer.train.replica.step_decision import SentDecisions, StepDecision
 
 TASK = """
 import os, pathlib, signal, time
@@ -75,6 +75,9 @@ def counting(self, own):
 InnerGroup.gather = counting
 
 def note():
+    # Evaluations are made together.
+    if not torch.is_grad_enabled():
+        return
     seen.append(counts[0])
     pathlib.Path({folder!r}, "-".join(os.environ[name] for name in ("REPLICA", "RANK"))).write_text(str(seen))
 """
@@ -82,7 +85,7 @@ def note():
 
 @pytest.mark.parametrize(("method", "per_step"), [("gossip", 0), ("lasgd", 0), ("localsgd", 1)])
 def test_ranks_of_methods_that_do_not_wait_make_steps_without_a_collective(method, per_step, gossamer, task, tmp_path):
-    run = (*task(), "--method", method, "--steps", "20", "--compute", "5ms", "--eval-every", "3", "--json")
+    run = (*task(), "--method", method, "--steps", "60", "--compute", "5ms", "--eval-every", "3", "--json")
     source = (tmp_path / "lines.py").read_text().replace("    here = (", "    note()\n    here = (")
     (tmp_path / "lines.py").write_text(source + COUNTING.format(folder=str(tmp_path)))
     ran = gossamer("train", *run)
@@ -92,39 +95,38 @@ def test_ranks_of_methods_that_do_not_wait_make_steps_without_a_collective(metho
     # The ranks of a replica make every step together. Replicas share the steps out.
     assert ranks[0] == ranks[1]
     assert ranks[2] == ranks[3]
-    assert sum(ranks) == 2 * 40
+    assert sum(ranks) == 2 * 120
     for place in ("0-0", "0-1", "1-0", "1-1"):
         counts = json.loads((tmp_path / place).read_text())
-        # The first evaluations are before, the last ones after the training.
-        during = counts[5:15]
-        assert (during[-1] - during[0] == 0) == (per_step == 0), counts
+        # A replica of methods that do not wait may be left few steps.
+        assert (len(set(counts[2:])) <= 1) == (per_step == 0), counts
 
 
 class Ends:
     """Two watches that hear each other."""
 
     def __init__(self):
-        self.on_message, self.lost, self.other = {}, "", None
+        self.on_message, self.gone, self.other = {}, "", None
 
     def send(self, message):
         kind, _, text = message.partition(" ")
         self.other.on_message[kind](text)
 
 
-def test_a_rank_that_is_asked_to_stop_tells_the_first_one_whose_turns_the_others_follow():
+def test_a_rank_that_is_asked_to_stop_tells_the_first_one_whose_decisions_the_others_follow():
     ends = [Ends(), Ends()]
     ends[0].other, ends[1].other = ends[1], ends[0]
-    first, second = (SentTurns(SimpleNamespace(shard=shard, watch=end)) for shard, end in enumerate(ends))
-    for turn in (Turn(True, evaluate=True), Turn(True, checkpoint=40)):
-        assert first.agree(turn) == turn
-        assert second.agree(Turn(True)) == turn
-    first.agree(Turn(True))
-    assert second.agree(Turn(True, stopping=True)) == Turn(True)
-    assert first.agree(Turn(True)) == Turn(True, stopping=True)
-    assert second.agree(Turn(True, stopping=True)) == Turn(True, stopping=True)
-    ends[1].lost = "rank 0 of this replica died"
+    first, second = (SentDecisions(SimpleNamespace(shard=shard, watch=end)) for shard, end in enumerate(ends))
+    for decision in (StepDecision(True, evaluate=True), StepDecision(True, checkpoint=40)):
+        assert first.agree(decision) == decision
+        assert second.agree(StepDecision(True)) == decision
+    first.agree(StepDecision(True))
+    assert second.agree(StepDecision(True, stopping=True)) == StepDecision(True)
+    assert first.agree(StepDecision(True)) == StepDecision(True, stopping=True)
+    assert second.agree(StepDecision(True, stopping=True)) == StepDecision(True, stopping=True)
+    ends[1].gone = "rank 0 of this replica died"
     with pytest.raises(InputError, match="rank 0 of this replica died"):
-        second.agree(Turn(True))
+        second.agree(StepDecision(True))
 
 
 def model(path):

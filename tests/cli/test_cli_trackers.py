@@ -51,10 +51,20 @@ def test_a_tracker_of_ones_own(gossamer, quick, tmp_path):
     ran = gossamer(*quick, "--tracker", "mine.py", "--json")
     seen = [json.loads(line) for line in (tmp_path / "seen.jsonl").read_text().splitlines()]
     history = ran.document["results"][0]["history"]
-    # The last point comes again, as it came out in the end.
     points = [(step, figures["consensus"]) for step, figures in seen]
+    # The method averages once more in the end: the last point comes again, as it came out.
     assert [*points[:-2], points[-1]] == [(point["steps"], point["consensus"]) for point in history]
     assert all(isinstance(value, int | float) for _, figures in seen for value in figures.values())
+
+
+def test_a_tracker_sees_the_last_point_once_if_nothing_follows_it(gossamer, tmp_path):
+    (tmp_path / "mine.py").write_text(
+        "def track(step, scalars):\n    with open('seen', 'a') as lines:\n        print(step, file=lines)\n"
+    )
+    gossip = ("simulate", "--task", "quadratic", "--workers", "3", "--steps", "4", "--method", "gossip")
+    ran = gossamer(*gossip, "--tracker", "mine.py", "--json")
+    history = ran.document["results"][0]["history"]
+    assert [int(line) for line in (tmp_path / "seen").read_text().splitlines()] == [point["steps"] for point in history]
 
 
 @pytest.mark.parametrize(

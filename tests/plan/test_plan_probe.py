@@ -211,6 +211,12 @@ def test_an_error_of_the_users_own_step_is_not_taken_for_a_lost_worker(monkeypat
     # Nobody's death is behind that, so there is nothing to wait for.
     with pytest.raises(torch.OutOfMemoryError):
         Alone(dead=[1]).guarded(lambda: fail(torch.OutOfMemoryError("out of memory")))
+    alone = Alone()
+    alone.group = lambda members, channel: None
+    for error, expected in ((torch.OutOfMemoryError("out of memory"), torch.OutOfMemoryError),
+                            (RuntimeError("Connection closed by peer"), session.WorkerLost)):  # fmt: skip
+        with pytest.raises(expected):
+            alone._collective((0, 1), "", lambda group, error=error: fail(error))
 
 
 @pytest.mark.parametrize(
@@ -276,10 +282,10 @@ def test_train_with_auto_prints_its_choice(tmp_path, monkeypatch, capsys):
 def test_train_with_auto_and_a_target_trains_candidates_and_takes_the_winner(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     arguments = ("--compute", "constant:5ms", "--workers", "2", "--steps", "20", "--batch", "16", "--json")
-    target = ("--until", "accuracy=0.3", "--budget", "4s")
+    target = ("--until", "accuracy=0.3", "--budget", "30s")
     assert main(["train", "--method", "auto", "--task", "digits", *arguments, *target]) == 0
     out, err = capsys.readouterr()
-    assert "auto: training candidates to accuracy 0.3 for up to 4 s" in err
+    assert "auto: training candidates to accuracy 0.3 for up to 30 s" in err
     (verdict,) = [line for line in err.splitlines() if line.startswith(("auto: Take", "auto: Stay"))]
     assert "accuracy 0.3" in verdict
     (result,) = json.loads(out)["results"]

@@ -1,6 +1,8 @@
 """Runs of one comparison share data and captured graphs, and give the results of runs one by one."""
 
+import gc
 import json
+import weakref
 
 import pytest
 import torch
@@ -167,6 +169,27 @@ def test_tasks_that_are_the_same_for_every_seed_are_built_once():
     assert built("quadratic", 4, 0) is first
     assert built("quadratic", 4, 1) is not first
     assert cache.device_data(first, torch.device("cpu")) is cache.device_data(first, torch.device("cpu"))
+
+
+def test_nothing_of_a_task_is_kept_while_another_one_is_built(monkeypatch):
+    class Graphs:
+        draws_random_numbers = False
+
+    cache, build, alive = ComparisonCache(), tasks.build, []
+
+    def building(spec, **values):
+        gc.collect()
+        alive.append([kept() is not None for kept in before])
+        return build(spec, **values)
+
+    monkeypatch.setattr(comparison_cache.tasks, "build", building)
+    before = []
+    task = cache.build_task("quadratic", workers=2, seed=0)
+    data = cache.device_data(task, torch.device("cpu"))
+    before = [weakref.ref(task), weakref.ref(data[0][0]), weakref.ref(cache.graphs((task, 2), Graphs))]
+    del task, data
+    cache.build_task("quadratic", workers=2, seed=1)
+    assert alive == [[], [False, False, False]]
 
 
 @pytest.mark.parametrize("name", ["digits"])

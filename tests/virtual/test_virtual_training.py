@@ -387,6 +387,38 @@ def test_the_end_of_a_run_with_messages_in_flight_is_later_than_its_last_point(m
     assert result.history[-2].accuracy is not None
 
 
+@pytest.mark.parametrize("method", ["gossip", "overlap"])
+@pytest.mark.parametrize("clock", ["ideal", "hardware"])
+def test_every_point_of_a_run_that_all_workers_leave_is_shown_once(method, clock):
+    seen = Seen()
+    values = {"workers": 2, "steps": 12, "compute": "constant:1s", "fail": "0@3.5,1@4.5"}
+    result = simulate(make_run(task="quadratic", method=method, clock=clock, **values), seen)
+    assert result.final.workers_alive == 0
+    ended_later = clock == "hardware" and method == "overlap"
+    # What ``finish`` comes to there is in the result.
+    assert len(seen.points) == len(result.history)
+    assert seen.points[:-1] == result.history[:-1]
+    assert ended_later or seen.points[-1] is result.final
+
+
+@pytest.mark.parametrize("clock", ["ideal", "hardware"])
+def test_the_last_point_is_shown_also_if_the_last_step_diverged(clock, monkeypatch):
+    seen, consensus = Seen(), Cluster.consensus
+
+    def diverging(self):
+        # In the evaluation of the end, after the last point of the training.
+        return math.nan if len(calls) > 6 else calls.append(0) or consensus(self)
+
+    calls = []
+    monkeypatch.setattr(Cluster, "consensus", diverging)
+    monkeypatch.setattr("gossamer.virtual.sim.replicas.Replicas.first_nonfinite", lambda self: 1)
+    values = {"workers": 2, "steps": 6, "compute": "constant:1s", "clock": clock}
+    result = simulate(make_run(task="quadratic", method="gossip", **values), seen)
+    assert result.diverged is not None
+    assert seen.points == result.history
+    assert len(seen.points) == 7
+
+
 def test_the_state_of_the_workers_is_built_for_those_who_read_it_only(monkeypatch):
     built = []
 

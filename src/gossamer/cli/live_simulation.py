@@ -6,6 +6,7 @@ import signal
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import cast
 
 from gossamer.cli.live import LiveView
 from gossamer.config import Run
@@ -38,24 +39,26 @@ def simulate_live(
         cache: what it shares with the other runs of a comparison.
     """
     c = run.config
-    run_folder = None
+    run_folder, tracked = None, cast("Point | None", None)
     if folder is not None:
         run_folder = RunFolder(folder, run.values(), command, method=c.method, time_unit=c.time_unit, recorder=recorder)
     with LiveView(name, quiet) as view, _Interrupts() as interrupts:
 
         def observe(point: Point, workers: Callable[[], list[WorkerPoint]], events: list[str]) -> None:
+            nonlocal tracked
             interrupts.check()
             if run_folder is not None:
                 run_folder.metric(point)
             if track is not None:
                 track(point, workers())
+                tracked = point
             view.show(lambda: _view(run, point, workers()), events)
 
         result = simulate(run, observe, recorder, cache=cache)
         if recorder is not None:
             recorder.flush()
-        if track is not None:
-            # The last point again, with its final evaluation.
+        if track is not None and result.final is not tracked:
+            # What the method's last average came to, or the point at which the run was interrupted.
             track(result.final, result.final_workers)
     if run_folder is not None:
         run_folder.close(result.document(), result.weights)

@@ -12,7 +12,9 @@ from functools import cached_property
 from typing import Any
 
 from gossamer.methods import find
+from gossamer.methods.a2cid2 import A2CiD2
 from gossamer.methods.divisible import Divisible
+from gossamer.methods.gossip import Gossip
 from gossamer.methods.loading.method_contract import is_encodable
 from gossamer.plan.cluster_spec import ClusterSpec
 from gossamer.plan.predict import Candidate, Prediction, candidates, ddp_step_s, predict
@@ -246,7 +248,7 @@ def make_plan(
             for candidate in only or candidates(model.workers, resized.nodes, methods, topologies):
                 if size == 1 and candidate.method == BASELINE:
                     predictions.append(baselines[count])
-                elif inside != "fsdp" or find(candidate.method) is not Divisible:
+                elif _is_possible(candidate, model):
                     predictions.append(predict(model, candidate))
             notes |= model.comm.notes
         if spec.measured and count > flat.workers:
@@ -261,6 +263,14 @@ def make_plan(
         max_contraction=max_contraction,
         seconds=time.perf_counter() - began,
     )
+
+
+def _is_possible(candidate: Candidate, model: ClusterModel) -> bool:
+    """Return whether a candidate runs between replicas as its settings say, where the workers are replicas."""
+    replica, method = model.spec.replica, find(candidate.method)
+    if method is Divisible:
+        return replica is None or replica.inside != "fsdp"
+    return method not in (Gossip, A2CiD2) or candidate.options.get("rate", 0.0) <= model.max_rate
 
 
 def _is_deterministic(spec: ClusterSpec) -> bool:

@@ -25,7 +25,7 @@ from gossamer.train.checkpoint import Checkpoint, Layout, find_checkpoint, shard
 from gossamer.train.job_spec import JobSpec
 from gossamer.train.newcomers.newcomer_job import job_for_newcomers
 from gossamer.train.pacing import EvalSchedule, StepMeter
-from gossamer.train.replica.turn import Turn
+from gossamer.train.replica.step_decision import StepDecision
 from gossamer.train.status_counts import measure, measure_exchanges
 from gossamer.train.stop_coordinator import StopCoordinator
 from gossamer.train.training_state import collect_state, displace_start, load_average, load_state, save_average
@@ -193,14 +193,14 @@ class Training:
             due = self.steps_done > evaluated_at and self.eval_schedule.due(time.monotonic(), self.steps_done)
             go = own is None or next(own, END) is not END
             stopping = self.coordinator.stop_requested.is_set()
-            turn = replica.turns.agree(Turn(go, due, self._checkpoint_requested, stopping))
-            if turn.stopping and not stopping:
+            decision = replica.decisions.agree(StepDecision(go, due, self._checkpoint_requested, stopping))
+            if decision.stopping and not stopping:
                 self.coordinator.stop_requested.set()
-            self._save_requested(turn.checkpoint)
-            if turn.evaluate:
+            self._save_requested(decision.checkpoint)
+            if decision.evaluate:
                 evaluated_at = self.steps_done
                 self._evaluate()
-            if not turn.go:
+            if not decision.go:
                 return
             yield
 
@@ -277,12 +277,12 @@ class Training:
             self._measure()
             self._trained = True
         self.status.own_loss, self.status.own_accuracy = self.task.evaluate()
-        own = self.task.parameters()
+        own = self.task.parameters() if self.replica is None else None
         swarm.finish()
         self.status.missing = list(swarm.missing)
         measure_exchanges(self.status, self._resumed_status, self.swarm.metrics())
-        apart = rounded_distance(own, self.task.parameters())
-        self.status.consensus = apart if self.replica is None else swarm.metrics().consensus
+        measured = swarm.metrics().consensus
+        self.status.consensus = measured if own is None else rounded_distance(own, self.task.parameters())
         self.status.loss, self.status.accuracy = self.task.evaluate()
         self.status.state = DONE
         folder = self.job_spec.path

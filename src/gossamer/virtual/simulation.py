@@ -128,6 +128,8 @@ class _Simulation:
         self.total_steps = run.config.steps * run.config.workers
         self.final_replaces_last = run.config.clock == "ideal" or self.cluster.method.finish is None
         """Whether the end of the run is at the same time as the last point of its training, which it then replaces."""
+        self.withheld = False
+        """The newest point waits for the final one, which replaces it."""
         c, evaluator = run.config, self.cluster.evaluator
         flops = 2.0 * evaluator.flat.size * len(run.task.test[0]) * (c.workers + 1) * c.steps
         self.eval_every = c.eval_every or max(1, math.ceil(flops / EVALUATION_BUDGET_FLOPS))
@@ -135,12 +137,16 @@ class _Simulation:
     def run_to_end(self) -> SimulationResult:
         diverged, interrupted = None, False
         try:
-            self._add_point()
-            self._train()
-            self.cluster.finish()
-            self._add_final_point()
-        except Diverged as error:
-            diverged = error
+            try:
+                self._add_point()
+                self._train()
+                self.cluster.finish()
+                self._add_final_point()
+            except Diverged as error:
+                diverged = error
+                if self.withheld:
+                    # Nothing replaces it.
+                    self._report()
         except KeyboardInterrupt:
             if not self.history:
                 raise
@@ -165,17 +171,18 @@ class _Simulation:
         if cluster.total_steps < self.total_steps:
             cluster.check_stalled()
             cluster.record_event("no worker is left that can go on: the run ends here")
-            self._add_point()
+            self._add_point(is_last=True)
 
     def _add_point(self, is_last: bool = False) -> None:
-        is_replaced = is_last and self.final_replaces_last
-        evaluate = not is_replaced and (is_last or len(self.history) % self.eval_every == 0)
+        self.withheld = is_last and self.final_replaces_last
+        evaluate = not self.withheld and (is_last or len(self.history) % self.eval_every == 0)
         self.history.append(self._point(evaluate))
-        if not is_replaced:
+        if not self.withheld:
             self._report()
 
     def _report(self) -> None:
         """Show the observer the newest point."""
+        self.withheld = False
         events = self.cluster.events[self.num_events_reported :]
         self.num_events_reported = len(self.cluster.events)
         if self.observer is not None:

@@ -138,6 +138,8 @@ class ProbeSession:
 
         try:
             self.guarded(run)
+        except torch.OutOfMemoryError:
+            raise
         except RuntimeError:
             raise WorkerLost("a worker") from None
 

@@ -231,11 +231,12 @@ def gossip(model: ClusterModel, method: Gossip | A2CiD2) -> Forecast:
     local_s = model.compute_s.mean(axis=0) + model.update_s(2)
     no_comm_s = _mean_step_s(local_s)
     back_to_back = slowest_exchange(model, method.topology)
-    comm = back_to_back.after_pause(model.mean_compute_s / method.rate - back_to_back.seconds)
-    rate = _achieved_rate(method.rate, float(no_comm_s.mean()), comm.seconds, method.topology)
+    possible = min(method.rate, model.max_rate)
+    comm = back_to_back.after_pause(model.mean_compute_s / possible - back_to_back.seconds)
+    rate = _achieved_rate(possible, float(no_comm_s.mean()), comm.seconds, method.topology)
     # A worker without a free peer keeps its link idle, but its neighbours' links are busy: as many messages are in
-    # flight as at the configured rate.
-    in_flight_share = min(1.0, method.rate * comm.seconds / float(no_comm_s.mean()))
+    # flight as if none waited for a peer.
+    in_flight_share = min(1.0, possible * comm.seconds / float(no_comm_s.mean()))
     return Forecast(
         step_s=_mean_step_s(_slowed(model, local_s, in_flight_share)),
         no_comm_step_s=no_comm_s,

@@ -11,6 +11,7 @@ import numpy as np
 from gossamer import wire
 from gossamer.plan.cluster_spec import ELEMENT_BYTES, ClusterSpec, GroupShape
 from gossamer.plan.runtime_model.comm_times import CommTime, CommTimes
+from gossamer.replica_time import MAX_RATE
 from gossamer.seeds import stream
 
 NUM_STEPS = 96
@@ -90,6 +91,11 @@ class ClusterModel:
             return 0.0
         backward_s = compute.estimated_backward_s
         return replica.exposed_s(self.model_bytes, max(0.0, compute.mean_s - backward_s), backward_s)
+
+    @property
+    def max_rate(self) -> float:
+        """How many pairwise exchanges a worker can make per step, however fast the links are."""
+        return MAX_RATE if self.spec.ranks > self.workers else math.inf
 
     @cached_property
     def mean_compute_s(self) -> float:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 
 import torch
+from torch import Tensor
 
 from gossamer.process.averages.model_average import (
     COUNTS,
@@ -41,16 +42,17 @@ class FinalAverage:
         self._standing = EXCLUDED
         self._method_finished = False
         """The method's ``finish`` has begun here: it cannot be repeated."""
+        self._own: Tensor | None = None
+        """In a replica: this rank's part of the weights before the average."""
 
     def run(self) -> None:
         """Run until the average is complete on every worker alive."""
         self._take_unseen_weights()
-        flat_model, replica = self.runtime.flat_model, self.runtime.state.replica
-        own = None if replica is None else flat_model.x.to("cpu", copy=True)
+        flat_model = self.runtime.flat_model
+        if self.runtime.state.replica is not None:
+            self._own = flat_model.x.to("cpu", copy=True)
         while not self._attempt():
             pass
-        if replica is not None and own is not None:
-            self.runtime.metrics.consensus = replica.distance(own, flat_model.x.to("cpu"))
         flat_model.load_weights(flat_model.x)
         if len(self.runtime.everybody) > 1 and self.of.members == [self.rank]:
             text = "no other worker is left to average with: the final model is this worker's own"
@@ -83,7 +85,9 @@ class FinalAverage:
                 self._finish_method()
             self._average()
             self._standing = HAS_AVERAGE
-            self._leave_together()
+            self._measure_distance()
+            self._wait_for_others()
+            self._leave()
         except StepRetry:
             return False
         except TrainingEnded:
@@ -121,16 +125,36 @@ class FinalAverage:
         flat_model.x.copy_(average.x)
         average.load_buffers(flat_model)
 
-    def _leave_together(self) -> None:
-        """Wait until every member has the average. Who serves the others leaves last."""
-        of, heartbeats = self.of, self.runtime.heartbeats
-        others = [rank for rank in of.members if rank != self.rank]
+    def _measure_distance(self) -> None:
+        """In a replica: say how far the average has moved it. Its ranks have just agreed that all have it."""
+        replica, own = self.runtime.state.replica, self._own
+        if replica is not None and own is not None:
+            self.runtime.metrics.consensus = replica.distance(own, self.runtime.flat_model.x.to("cpu"))
+
+    def _wait_for_others(self) -> None:
+        """Wait until every member has the average. The ranks of a replica start again, or leave, together."""
+        replica = self.runtime.state.replica
+        if replica is None:
+            self._wait_for_members()
+        else:
+            replica.whole(self.of, self._wait_for_members)
+
+    @property
+    def _others(self) -> list[int]:
+        return [rank for rank in self.of.members if rank != self.rank]
+
+    def _wait_for_members(self) -> None:
+        of, heartbeats, others = self.of, self.runtime.heartbeats, self._others
         while True:
             if of.requested > of.generation:
                 raise StepRetry
             have = of.entries.exchange(f"{of.key}/has", "", of.members, WAIT_S)
             if all(rank in have or heartbeats.has_left(rank) or of.agreement.probe_for_lost([rank]) for rank in others):
                 break
+
+    def _leave(self) -> None:
+        """Leave the run. Who serves the others leaves last."""
+        heartbeats, others = self.runtime.heartbeats, self._others
         self.runtime.leave()
         if self.store.hosted_here or self.rank < min(others, default=self.rank):
             until = time.monotonic() + HOST_LEAVES_AFTER_S

@@ -175,8 +175,8 @@ class Boundary:
         while passed == BETWEEN_STEPS:
             with self._changed:
                 while self._log.next() is None:
-                    if self._watch.lost:
-                        raise InputError(self._watch.lost)
+                    if self._watch.gone:
+                        raise InputError(self._watch.gone)
                     if self._lifecycle.closed:
                         return
                     self._changed.wait(POLL_S)

@@ -230,7 +230,7 @@ class ReplicaDriver(Driver):
         self._frozen.thaw()
 
 
-def find_parts(replica: Agreement | None) -> tuple[type[WorkerState], type[PairwiseExchanges], type[EffectHandler]]:
+def worker_classes(replica: Agreement | None) -> tuple[type[WorkerState], type[PairwiseExchanges], type[EffectHandler]]:
     """Return the classes of which a worker consists, or a rank of a replica."""
     if replica is None:
         return WorkerState, PairwiseExchanges, EffectHandler

@@ -4,7 +4,7 @@ A rank that is lost leaves the others in a collective of the user's own parallel
 for minutes. So the first rank of a replica accepts a connection of each other one. A connection that breaks without a
 word means that its rank is dead, and the first rank tells the others. Each leaves the other replicas at once, so that
 they do not wait for it, and has some time to end by itself. Over the same connections the first rank tells the others
-what it has decided (``boundary``, ``train/replica/turn``).
+what it has decided (``boundary``, ``train/replica/step_decision``).
 """
 
 from __future__ import annotations
@@ -50,7 +50,9 @@ class ReplicaWatch:
         self.on_message: dict[str, Callable[[str], None]] = {}
         """Called in the thread of this watch with each message, by its first word. Set before ``start``."""
         self.lost = ""
-        """Which rank is lost, in words; empty while all are there."""
+        """Which rank has died, in words; empty while none has."""
+        self.left = ""
+        """Which rank has left without ``finish``, in words."""
         self.refused = ""
         """Why another rank could not join: the line that it raised."""
         self._peers: dict[int, socket.socket] = {}
@@ -63,6 +65,11 @@ class ReplicaWatch:
         self._thread: threading.Thread | None = None
         if inner.size > 1:
             self._connect(host)
+
+    @property
+    def gone(self) -> str:
+        """Why no more messages will come, in words; empty while all ranks are there."""
+        return self.lost or self.left
 
     def start(self) -> None:
         """Begin to watch and to receive."""
@@ -163,6 +170,8 @@ class ReplicaWatch:
             if how == DIED:
                 self.lost = text
                 self.on_loss(text)
+            else:
+                self.left = text
         finally:
             if not self._closed.wait(DIED_GRACE_S if how == DIED else LEFT_GRACE_S):
                 print(f"gossamer: {text}", file=sys.stderr, flush=True)

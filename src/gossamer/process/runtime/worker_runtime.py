@@ -26,7 +26,7 @@ from gossamer.process.lifecycle import Phase, StepRetry, TrainingEnded
 from gossamer.process.liveness.heartbeats import Heartbeats, HeartbeatThreads, Progress
 from gossamer.process.net.secret import NO_SECRET, is_loopback
 from gossamer.process.replica.agreement import Agreement as ReplicaAgreement
-from gossamer.process.replica.driver import find_parts, make_driver
+from gossamer.process.replica.driver import make_driver, worker_classes
 from gossamer.process.roster.newcomer import announcement
 from gossamer.process.roster.placement import place
 from gossamer.process.roster.roster import KnownRoster
@@ -98,7 +98,7 @@ class WorkerRuntime:
         if transport == "nccl":
             nccl.check(self.flat_model.device)
         staging = Staging(self.flat_model.device, nccl=transport == "nccl")
-        new_state, new_exchanges, new_handler = find_parts(replica)
+        new_state, new_exchanges, new_handler = worker_classes(replica)
         self.state = new_state(method, self.flat_model, self.worker, staging, self.everybody, topology)
         self.state.replica, self.worker.counts_time = replica, replica is not None
         self.lifecycle, self.metrics = self.state.lifecycle, self.state.metrics

@@ -1,7 +1,7 @@
 """One rank of a replica that ``gossamer train`` runs: its process group, and what its replica decides together.
 
 The ranks of a replica make every step together. Its first rank decides whether there is one more step, when to evaluate
-and when to write a checkpoint; the others hear of it before each step (``turn``).
+and when to write a checkpoint; the others hear of it before each step (``step_decision``).
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gossamer.train.pacing import Pace
 from gossamer.train.replica import sharded_checkpoint
 from gossamer.train.replica.parallel import SpreadPace, parallelize
 from gossamer.train.replica.place import ReplicaPlace
-from gossamer.train.replica.turn import SentTurns, Turns
+from gossamer.train.replica.step_decision import SentDecisions, StepDecisions
 from gossamer.wire import Codec
 
 BACKENDS = {"cpu": "gloo", "cuda": "cpu:gloo,cuda:nccl"}
@@ -49,7 +49,7 @@ class ReplicaRank:
         between = Replica(rank_info.rank, rank_info.workers, f"{rank_info.host}:{rank_info.port}")
         self.group = ReplicaGroup(self.mesh, between, START_TIMEOUT_S)
         self.rank_info = rank_info
-        self.turns: Turns
+        self.decisions: StepDecisions
         """What the ranks do next. Once they are connected."""
 
     @property
@@ -91,7 +91,7 @@ class ReplicaRank:
     def connect(self, lockstep: bool) -> Agreement:
         """Connect the ranks of this replica for the training. ``lockstep``: that of the method."""
         agreement = self.group.connect(self.rank_info)
-        self.turns = Turns(agreement) if lockstep else SentTurns(agreement)
+        self.decisions = StepDecisions(agreement) if lockstep else SentDecisions(agreement)
         return agreement
 
     def leaders(self, number: int) -> int:

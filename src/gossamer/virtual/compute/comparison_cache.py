@@ -2,7 +2,8 @@
 
 A comparison trains the same model with several methods or seeds, one run after the other. Reading the data, copying it
 to the device and capturing graphs (with ``compiled`` also the compiler's minutes) need be done once. The newest of each
-is kept, so that a cache takes no more memory than one run. The results are those of runs without a cache, to the bit.
+is kept. Before another task is built, all of the last one is dropped. The graphs of the last run stay until others are
+captured, beside the vectors of the next run. The results are those of runs without a cache, to the bit.
 """
 
 from __future__ import annotations
@@ -41,10 +42,13 @@ class _Newest(Generic[T]):
 
     def get(self, key: Hashable, make: Callable[[], T]) -> T:
         if self.value is None or key != self.key:
-            self.value = None
+            self.drop()
             self.value = make()
             self.key = key
         return self.value
+
+    def drop(self) -> None:
+        self.key, self.value = None, None
 
 
 class ComparisonCache:
@@ -56,9 +60,14 @@ class ComparisonCache:
     def build_task(self, spec: str, *, workers: int, seed: int, config: TaskConfig | None = None) -> Task:
         """Do what ``tasks.build`` does, unless the newest task is the one that it would build."""
         differs = () if spec in tasks.SAME_FOR_ALL else (workers, seed)
-        return self._task.get(
-            (spec, config, differs), lambda: tasks.build(spec, workers=workers, seed=seed, config=config)
-        )
+
+        def build() -> Task:
+            # Their keys and contents hold the last task.
+            self._data.drop()
+            self._graphs.drop()
+            return tasks.build(spec, workers=workers, seed=seed, config=config)
+
+        return self._task.get((spec, config, differs), build)
 
     def device_data(self, task: Task, device: torch.device) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
         """Return the training and the test data of ``task`` on ``device``."""
@@ -75,7 +84,7 @@ class ComparisonCache:
             key: everything that the graphs depend on, except what is copied into their memory before each replay.
         """
         if self._graphs.value is not None and self._graphs.value.draws_random_numbers:
-            self._graphs.value = None
+            self._graphs.drop()
         return cast("C", self._graphs.get(key, capture))
 
 
