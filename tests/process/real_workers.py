@@ -50,6 +50,10 @@ class Late(AssertionError):
     """A worker is stuck, or slow."""
 
 
+class Ended(AssertionError):
+    """A worker has ended before it was expected to."""
+
+
 class RealWorker:
     """One process and what it reports."""
 
@@ -110,8 +114,18 @@ class RealWorker:
         try:
             self.reports.append(self._incoming.recv())
         except EOFError:
-            raise AssertionError(f"worker {self.rank} ended; its last: {self.reports[-1:]}") from None
+            raise Ended(f"worker {self.rank} ended") from None
         return self.reports[-1]
+
+    def end_and_last(self) -> str:
+        """How it ended, if it did, and its last report."""
+        while self.waiting():
+            try:
+                self.reports.append(self._incoming.recv())
+            except EOFError:
+                self.process.join(5)
+                break
+        return f"worker {self.rank}, exit code {self.process.exitcode}, after {self.reports[-1:]}"
 
     def at(self, what: str, within_s: float = 60.0) -> Report:
         return self.until(lambda report: report["at"] == what, within_s)
@@ -152,6 +166,9 @@ class RealWorkers:
         try:
             if isinstance(error, Late):
                 raise Late("; ".join([str(error), *(worker.doing() for worker in self.workers)])) from None
+            if isinstance(error, Ended):
+                # Another one may be why.
+                raise Ended("; ".join([str(error), *(worker.end_and_last() for worker in self.workers)])) from None
         finally:
             for worker in self.workers:
                 worker.end()
