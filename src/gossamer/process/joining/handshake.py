@@ -173,6 +173,9 @@ class Handshake:
             if digest is None:
                 continue
             facts = self._facts(digest.decode(errors="replace"))
+            if facts is None and self.store.get(f"handshake/rank/{rank}") != digest:
+                # The store has ended meanwhile: in the next one they publish again.
+                return None
             if facts is None:
                 text = f"what worker {rank} published cannot be read: install the same version of gossamer on all"
                 return self._publish_verdict(Verdict(failed=text))
