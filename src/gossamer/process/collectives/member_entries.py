@@ -170,7 +170,7 @@ class MemberEntries:
             if now - known.said_at >= RETRY_S:
                 known.said_at = now
                 others = tuple(rank for rank in members if rank != self.rank)
-                # Another thread may have a new entry, and its turn to say it was this one.
+                # All threads share RETRY_S: one that only asks sends the entry that another has noted.
                 self._say(EntryMessage(EntryKind.PUBLISH, key, known.entries.get(self.rank), True, others), members)
 
     def read(self, key: str, parse: Callable[[bytes], T | None]) -> dict[int, T]:
