@@ -1,4 +1,4 @@
-"""A replica of one rank with FSDP2, on a GPU or on the CPU: a job of its own, which reports weights and copies."""
+"""A replica of one rank with FSDP2, on a GPU or on the CPU: a job of its own, which reports weights, losses and copies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from torch.profiler import ProfilerActivity, profile
 
 import gossamer
 
-STEPS, WARM = 12, 4
+WARM = 4
+"""The first steps, which connect and allocate: their copies do not count."""
 WIDTH = 128
 
 
@@ -41,13 +42,17 @@ def run(rank: int, environment: dict[str, str], order: dict[str, Any], out: Conn
     )
     generator = torch.Generator().manual_seed(rank)
     # On the device before the profile: these copies are the training's own.
-    batches = [torch.randn(16, WIDTH, generator=generator).to(device) for _ in range(STEPS)]
+    batches = [torch.randn(16, WIDTH, generator=generator).to(device) for _ in range(order["steps"])]
+
+    losses = []
 
     def train(given: list[torch.Tensor]) -> None:
         for inputs in given:
-            nn.functional.mse_loss(model(inputs), inputs.sin()).backward()
+            loss = nn.functional.mse_loss(model(inputs), inputs.sin())
+            loss.backward()
             optimizer.step()
             optimizer.zero_grad()
+            losses.append(loss.detach())
 
     train(batches[:WARM])
     with contextlib.ExitStack() as stack:
@@ -59,7 +64,8 @@ def run(rank: int, environment: dict[str, str], order: dict[str, Any], out: Conn
     swarm.finish()
     weights = torch.cat([parameter.full_tensor().detach().cpu().flatten() for parameter in model.parameters()])
     copies = [] if profiler is None else find_copies(profiler)
-    out.send({"at": "finished", "weights": weights.tolist(), "copies": copies})
+    ends = [losses[0].item(), losses[-1].item()]
+    out.send({"at": "finished", "weights": weights.tolist(), "copies": copies, "losses": ends})
     dist.destroy_process_group()
 
 

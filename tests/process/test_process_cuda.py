@@ -73,9 +73,9 @@ def test_a_parameter_of_odd_length_before_a_batch_norm(method: str) -> None:
     assert all(torch.isfinite(parameter).all() for parameter in model.parameters())
 
 
-def trained_replicas(device: str, method: str, settings: dict) -> list[dict]:
+def trained_replicas(device: str, method: str, settings: dict, steps: int = 12) -> list[dict]:
     jobs = {"ports": [free_port(), free_port()], "address": f"127.0.0.1:{free_port()}"}
-    order = {"device": device, "method": method, "settings": settings}
+    order = {"device": device, "method": method, "settings": settings, "steps": steps}
     with RealWorkers(2, script=replica_cuda_script.run, **jobs, **order) as replicas:
         return replicas.finished()
 
@@ -89,6 +89,21 @@ def test_replicas_with_fsdp2_on_a_gpu_end_as_on_the_cpu_and_copy_beside_the_trai
     for end in trained_replicas("cuda", method, settings):
         torch.testing.assert_close(torch.tensor(end["weights"]), expected, rtol=1e-4, atol=1e-5)
         # FSDP2 itself copies small tables of addresses to the GPU, and a flag may be read: a vector is far longer.
-        vectors = [copy for copy in end["copies"] if copy[1] >= replica_cuda_script.WIDTH**2 * 4]
-        assert vectors, "nothing was copied to the host: the replicas did not exchange anything"
-        assert not any(on_training for on_training, _ in vectors), end["copies"]
+        check_copies(end)
+
+
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(("method", "settings"), [("a2cid2", {"rate": 2.0}), ("gossip", {"rate": 2.0}), ("lasgd", {})])
+def test_replicas_with_fsdp2_on_a_gpu_that_do_not_wait_end_with_one_model(method: str, settings: dict) -> None:
+    ends = trained_replicas("cuda", method, settings, steps=100)
+    assert ends[0]["weights"] == ends[1]["weights"]
+    for end in ends:
+        assert end["losses"][1] < 0.9 * end["losses"][0]
+        check_copies(end)
+
+
+def check_copies(end: dict) -> None:
+    """Vectors were copied between the GPU and the host, and none of them on the training stream."""
+    vectors = [copy for copy in end["copies"] if copy[1] >= replica_cuda_script.WIDTH**2 * 4]
+    assert vectors, "nothing was copied to the host: the replicas did not exchange anything"
+    assert not any(on_training for on_training, _ in vectors), end["copies"]
