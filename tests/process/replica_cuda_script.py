@@ -1,4 +1,4 @@
-"""A replica of one rank with FSDP2, on a GPU or on the CPU: a job of its own, which reports weights, losses and copies."""
+"""A replica of one rank with FSDP2, on a GPU or the CPU: a job of its own, which reports what it trained and copied."""
 
 from __future__ import annotations
 

@@ -248,6 +248,32 @@ def test_a_worker_that_has_only_published_its_address_can_be_dead():
     assert not machine.dead(1)
 
 
+def test_two_processes_of_a_rank_that_took_the_same_number_are_told_apart():
+    """The first one raised its number and died; the second one heard of the lower number, and raised its own too."""
+    first = first_record(1, 5, ("b", 1))._replace(heartbeats=50, changes=2)
+    second = Liveness(first_record(1, 5, ("b", 2)), 3, 0.0)
+    other = Liveness(first_record(0, 1, ("a", 1)), 3, 0.0)
+    other.receive(1, Message(Kind.GOSSIP, (first,)), 0.0)
+    assert other.record(1) == first
+    other.receive(1, Message(Kind.GOSSIP, (second.own,)), 0.1)
+    for send in other.actions:
+        second.receive(0, send.message, 0.2)
+    assert second.own.process == 6
+    other.receive(1, Message(Kind.GOSSIP, (second.own,)), 0.3)
+    assert other.record(1) == second.own
+
+
+def test_a_process_whose_number_was_read_before_its_address_keeps_its_number():
+    worker = Liveness(first_record(1, 5, ("b", 2)), 3, 0.0)
+    other = Liveness(first_record(0, 1, ("a", 1)), 3, 0.0)
+    other.found(1, 5, ("b", 1), 0.0)
+    worker.receive(0, Message(Kind.GOSSIP, (other.own, first_record(1, 5, ("b", 1)))), 0.1)
+    assert worker.own.process == 5
+    worker.beat(1, 0.1)
+    other.receive(1, Message(Kind.GOSSIP, (worker.own,)), 0.2)
+    assert other.record(1) == worker.own
+
+
 def test_what_was_under_way_when_a_worker_died_does_not_revive_it():
     machine = Liveness(first_record(0, 1, ("a", 1)), 3, 0.0)
     two = first_record(2, 1, ("c", 1))._replace(heartbeats=50)

@@ -164,12 +164,12 @@ class Liveness:
         if sender == self.own.rank or message.records[0].rank != sender or not self._know(sender, now):
             return
         peer = self.peers[sender]
-        process = message.records[0].process
-        if peer.record is not None and process < peer.record.process:
-            # Another process of this rank had a higher number: the sender has to take one that is higher still.
+        said, known = message.records[0], peer.record
+        if known is not None and known.is_newer_than(said) and not known.is_same_process(said):
+            # Another process of this rank had this number or a higher one: the sender has to take one above it.
             self._send([sender], Kind.GOSSIP, [sender])
             return
-        if not self._queue.fits_all and (peer.record is None or process > peer.record.process):
+        if not self._queue.fits_all and (known is None or said.process > known.process):
             # A new process needs all records, and the names of the dead: gossip tells of a death only once.
             lost = [(rank, record.process) for rank in sorted(self._lost) if (record := self.peers[rank].record)]
             self._send([sender], Kind.GOSSIP, list(self.peers), found_dead=tuple(lost))

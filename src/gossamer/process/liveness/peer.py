@@ -118,7 +118,10 @@ class Peer:
 
 
 class OwnRank:
-    """What a worker hears of other processes of its own rank: it takes a higher number than theirs."""
+    """What a worker hears of other processes of its own rank: it takes a higher number than theirs.
+
+    They may have the same number: one that was killed after it had raised its own, as the next one does.
+    """
 
     def __init__(self) -> None:
         self._address: Address | None = None
@@ -127,9 +130,11 @@ class OwnRank:
 
     def must_raise(self, record: Record, own: Record, now: float) -> bool:
         """Return whether to take a higher number than that of ``record``, which is of this worker's rank."""
+        if not record.is_newer_than(own):
+            return False
         # Two live processes would raise theirs above each other without end, and each time all others take one of them
         # for the successor of the other.
-        if record.process <= own.process or (self._is_last(record) and now - self._raised_at < RAISE_S):
+        if self._is_last(record) and now - self._raised_at < RAISE_S:
             return False
         self._address, self._raised_at = record.address, now
         return True

@@ -63,6 +63,10 @@ class Record(NamedTuple):
             return self.changes > other.changes
         return self.heartbeats > other.heartbeats
 
+    def is_same_process(self, other: Record) -> bool:
+        """Two processes of a rank can come to have the same number, but do not listen at the same address."""
+        return self.process == other.process and self.address == other.address
+
 
 class Kind(IntEnum):
     GOSSIP = 0
