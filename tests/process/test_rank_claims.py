@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +17,7 @@ from real_workers import RealWorker, RealWorkers
 
 from gossamer.api import join
 from gossamer.errors import InputError
+from gossamer.process import local_process
 from gossamer.process.liveness.actions import Namesake
 from gossamer.process.liveness.liveness import Liveness
 from gossamer.process.liveness.peer import RAISE_S
@@ -25,12 +28,13 @@ from gossamer.process.store import claim_watch, rank_claim
 from gossamer.process.store.claim_watch import ClaimWatch
 from gossamer.process.store.failover_store import FailoverStore
 from gossamer.process.store.home_store import Home, Host, HostedStore
-from gossamer.process.store.rank_claim import RankClaim, read_claim, read_question
+from gossamer.process.store.rank_claim import Claim, RankClaim, read_claim, read_question
 from hosts import Hosts, Unavailable
 
 HOST = "127.0.0.1"
 RANK = 3
 WITHIN_S = 120.0
+NAME_OWN_PROCESS = "from gossamer.process import local_process; print(local_process.own_name())"
 
 
 class CutsOff:
@@ -123,6 +127,31 @@ def test_the_rank_of_a_process_that_nobody_hears_is_taken(two: list[Claimant], m
     first.claim.make()
     second.claim.make()
     assert read_claim(first.store.get("claim/3")) == second.claim.own
+
+
+def test_the_rank_of_a_process_that_has_ended_is_taken_whatever_listens_at_its_port(two: list[Claimant]) -> None:
+    with socket.create_server((HOST, 0)) as silent:
+        # Another program, which lets anybody in and says nothing.
+        ended = subprocess.run([sys.executable, "-c", NAME_OWN_PROCESS], stdout=subprocess.PIPE, check=True, text=True)
+        earlier = Claim(silent.getsockname(), "0" * 32, ended.stdout.strip())
+        assert earlier.process != local_process.UNKNOWN
+        claimant = two[0]
+        claimant.store.set("claim/3", earlier.to_text())
+        claimant.claim.make()
+        assert read_claim(claimant.store.get("claim/3")) == claimant.claim.own
+        # Of a process of another machine it is not known whether it has ended.
+        claimant.store.set("claim/3", earlier._replace(process=earlier.process.replace(":", "0:", 1)).to_text())
+        with pytest.raises(InputError, match=r"rank 3 is taken: .* is there, but does not answer"):
+            claimant.claim.make()
+
+
+def test_a_process_that_runs_has_not_ended_and_another_one_with_its_number_is_another() -> None:
+    name = local_process.own_name()
+    machine, pid, started = name.rsplit(":", 2)
+    assert not local_process.has_ended(name)
+    assert local_process.has_ended(f"{machine}:{pid}:{int(started) - 1}")
+    for unknown in (local_process.UNKNOWN, f"{machine}:{pid}", f"{machine}:{'9' * 10}:1x", "no name"):
+        assert not local_process.has_ended(unknown)
 
 
 def test_of_two_processes_with_one_store_the_one_without_a_claim_ends(two: list[Claimant]) -> None:
@@ -218,7 +247,7 @@ def test_a_worker_ends_once_another_live_process_has_claimed_its_rank() -> None:
     runtime = swarm._runtime
     try:
         with socket.create_server((HOST, 0)) as other:
-            runtime.store.set("claim/0", f"{HOST} {other.getsockname()[1]} {'0' * 32}")
+            runtime.store.set("claim/0", f"{HOST} {other.getsockname()[1]} {'0' * 32} -")
             with pytest.raises(InputError, match=r"rank 0 was given to two .* does not answer: this one ends"):
                 trains(model, optimizer)
         assert runtime.heartbeats.muted

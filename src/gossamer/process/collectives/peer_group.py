@@ -32,7 +32,7 @@ from gossamer.process.net.flows import Flow, Incoming, both, fill, view
 NUM_WORDS = 12
 """Numbers that travel along with a vector in an exchange, at most."""
 
-PIECE_BYTES = 1 << 21
+PIECE_BYTES = 1 << 19
 """Sums travel around the ring in pieces of this size: while one is added up, the next one arrives."""
 
 SHORT_BYTES = 1 << 16

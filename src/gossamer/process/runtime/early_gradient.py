@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, wait
 
 from torch import Tensor
 
@@ -33,9 +33,13 @@ from gossamer.process.daemon_executor import DaemonExecutor
 from gossamer.process.lifecycle import CommAborted
 from gossamer.process.runtime.worker_state import WorkerState, is_finite
 
-BUCKET_BYTES = 1 << 23
+BUCKET_BYTES = 1 << 22
 """Size of a bucket, unless a parameter is larger. Nothing overlaps with the last one, so it should be small; but each
 takes messages around the ring, which wait for the slowest worker."""
+
+MAX_AT_ONCE = 2
+"""So many buckets travel at once, each over connections of its own. With one at a time the network idles while the last
+piece of a bucket goes around the ring."""
 
 MAX_PAUSE = 1 << 10
 """After what was sent did not hold, nothing is sent early for at most so many steps."""
@@ -60,12 +64,16 @@ class EarlyGradient:
         self.state, self.groups, self.topic = state, groups, topic
         self._flat_model, self._buckets = state.flat_model, buckets
         flat = self._flat_model.flat
-        self.channel = f"{ASYNC} {topic}"
         self.buffer = state.staging.host_buffer(f"{FOREGROUND} {topic} mean", self._flat_model.x, flat.size + TAIL)
         """Memory for the mean and what travels along with it; the mean as a whole uses it too."""
-        self._mean = BucketMean(groups, self.channel, self.buffer)
+        channels = [f"{ASYNC} {topic} {number}" for number in range(MAX_AT_ONCE)]
+        self._means = [BucketMean(groups, channel, self.buffer) for channel in channels]
+        """Of one buffer, with a channel each: the buckets take turns with them."""
+        self._executors = [DaemonExecutor(f"gossamer-{channel.replace(' ', '-')}") for channel in channels]
+        turn = (len(buckets) - 1) % MAX_AT_ONCE
+        self._last_mean, self.last_channel = self._means[turn], channels[turn]
+        """Of the last bucket."""
         self._layout = f"{flat.size} {str(flat.dtype).removeprefix('torch.')}"
-        self._executor = DaemonExecutor(f"gossamer-{self.channel.replace(' ', '-')}")
         self._lock = threading.Lock()
         self._generation = -1
         """The generation of the membership of which the following is known."""
@@ -140,16 +148,18 @@ class EarlyGradient:
         return all(index in self._packed for index in range(self._buckets[number].first, end))
 
     def _send(self) -> None:
-        """Let the thread of this channel average the next bucket."""
+        """Let the thread of its channel average the next bucket."""
         of, call, holds = self.groups.train, self._call(), self._holds
         bucket, generation = self._buckets[len(self._sent)], of.generation
         gradient = self._flat_model.gradient_buffer()[bucket.start : bucket.end]
+        turn = len(self._sent) % MAX_AT_ONCE
+        mean = self._means[turn]
 
         def send() -> bool:
-            holds_everywhere = self._mean.send(of, call, gradient, bucket, holds, generation)
-            return holds_everywhere and is_finite(self._mean.mean[bucket.start : bucket.end])
+            holds_everywhere = mean.send(of, call, gradient, bucket, holds, generation)
+            return holds_everywhere and is_finite(mean.mean[bucket.start : bucket.end])
 
-        self._sent.append(self._executor.submit(send))
+        self._sent.append(self._executors[turn].submit(send))
 
     def _call(self) -> Call:
         return Call("Mean", self.topic, self.state.worker.step, None, self._layout)
@@ -194,18 +204,23 @@ class EarlyGradient:
             results = [sent.result() for sent in self._sent]
             completed = True
         except CommAborted:
-            of.rebuild(FOREGROUND)
+            try:
+                of.rebuild(FOREGROUND)
+            finally:
+                # Whoever averages next writes to the same memory.
+                wait(self._sent)
             # This worker is alone, so the step goes on.
             return None, 1
         finally:
             of.waits.end(FOREGROUND, completed)
         if all(results):
             self._pause //= 2
-            return self._mean.mean, self._mean.num_members
+            return self._last_mean.mean, self._last_mean.num_members
         self._pause = min(2 * self._pause + 1, MAX_PAUSE)
         self._resume_at = self.state.worker.step + 1 + self._pause
-        return None, self._mean.num_members
+        return None, self._last_mean.num_members
 
     def close(self, timeout_s: float) -> None:
         self._remove_hooks()
-        self._executor.close(timeout_s)
+        for executor in self._executors:
+            executor.close(timeout_s)

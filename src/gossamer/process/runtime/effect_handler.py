@@ -145,7 +145,7 @@ class EffectHandler:
         early = self.early if self.early is not None and of is self.groups.train else None
         if early is not None and early.averages(effect):
             mean, size = early.mean()
-            self._count(of, early.channel, call, size, 2 * (size - 1) / size, effect.vector)
+            self._count(of, early.last_channel, call, size, 2 * (size - 1) / size, effect.vector)
             if mean is not None:
                 return mean
         mean_of = partial(self.groups.mean, of, channel, call=call, started_in=started_in)

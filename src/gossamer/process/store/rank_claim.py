@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import NamedTuple
 
 from gossamer.errors import InputError
+from gossamer.process import local_process
 from gossamer.process.net.connection import Address, connect
 from gossamer.process.store.failover_store import CONNECT_TIMEOUT_S, FailoverStore
 from gossamer.process.store.parsing import read_address
@@ -49,18 +50,20 @@ class Claim(NamedTuple):
 
     address: Address
     incarnation: str
+    process: str
+    """Its name on its machine."""
 
     def to_text(self) -> str:
-        return f"{self.address[0]} {self.address[1]} {self.incarnation}"
+        return f"{self.address[0]} {self.address[1]} {self.incarnation} {self.process}"
 
 
 def read_claim(value: bytes | None) -> Claim | None:
     """Return a claim; None if there is none that can be read."""
-    text, _, incarnation = (value or b"").rpartition(b" ")
-    address = read_address(text)
-    if address is None or not re.fullmatch(rb"[0-9a-f]{32}", incarnation):
+    match = re.fullmatch(rb"(.*) ([0-9a-f]{32}) ([0-9a-f:-]{1,128})", value or b"")
+    address = None if match is None else read_address(match[1])
+    if match is None or address is None:
         return None
-    return Claim(address, incarnation.decode())
+    return Claim(address, match[2].decode(), match[3].decode())
 
 
 class Question(NamedTuple):
@@ -98,7 +101,7 @@ class RankClaim:
         """``address``: where this process listens. ``workers()``: how many the run has."""
         assert store.identity.rank is not None
         self.store, self.rank, self.workers = store, store.identity.rank, workers
-        self.own = Claim(address, store.identity.incarnation.hex())
+        self.own = Claim(address, store.identity.incarnation.hex(), local_process.own_name())
         self.key = f"claim/{self.rank}"
 
     def make(self) -> None:
@@ -134,6 +137,9 @@ class RankClaim:
     def _find(self, earlier: Claim) -> str:
         """Return where the process is that made an earlier claim, and its state; empty if it is dead."""
         host, port = earlier.address
+        if local_process.has_ended(earlier.process):
+            # Whatever listens at its port now.
+            return ""
         for attempt in range(GREETINGS):
             time.sleep(GREETING_PAUSE_S if attempt else 0.0)
             try:
