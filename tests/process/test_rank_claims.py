@@ -154,6 +154,21 @@ def test_a_process_that_runs_has_not_ended_and_another_one_with_its_number_is_an
         assert not local_process.has_ended(unknown)
 
 
+def test_a_process_whose_parent_has_not_asked_how_it_ended_has_ended() -> None:
+    # The name of the program is no text, and looks like the end of one.
+    rename = "import ctypes; ctypes.CDLL(None).prctl(15, b') Z \\xc3', 0, 0, 0); "
+    script = f"{rename}{NAME_OWN_PROCESS}; import sys; sys.stdout.flush(); input()"
+    with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, stdin=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        name = child.stdout.readline().decode().strip()
+        assert not local_process.has_ended(name)
+        child.kill()
+        # Waits, and leaves the zombie.
+        os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+        assert local_process.has_ended(name)
+    assert local_process.has_ended(name)
+
+
 def test_of_two_processes_with_one_store_the_one_without_a_claim_ends(two: list[Claimant]) -> None:
     first, second = two
     first.claim.make()

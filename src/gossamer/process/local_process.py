@@ -34,12 +34,26 @@ def has_ended(name: str) -> bool:
 
 
 def _machine() -> str:
-    """Return which start of which machine this is, and which of its numberings of processes: containers have others."""
+    """Return which start of which machine this is, and which of its numberings of processes: containers have others.
+
+    OSError if /proc is that of another numbering.
+    """
+    if os.readlink("/proc/self") != str(os.getpid()):
+        raise OSError("/proc numbers other processes")
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
     return f"{boot}:{os.stat('/proc/self/ns/pid').st_ino}"
 
 
 def _started(pid: str) -> str:
-    """Return when a process was started; another one can have its number later."""
+    """Return when a process was started; another one can have its number later. ProcessLookupError if it is a zombie:
+    it holds nothing any more, but its parent has not asked how it ended."""
     # The name of the program, in brackets, may hold anything.
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
+    fields = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()
+    if fields[0] in (b"Z", b"X") and not _has_threads(pid):
+        raise ProcessLookupError(pid)
+    return fields[19].decode()
+
+
+def _has_threads(pid: str) -> bool:
+    """Return whether a process goes on in other threads than its first."""
+    return len(os.listdir(f"/proc/{pid}/task")) > 1
