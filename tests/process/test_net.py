@@ -94,6 +94,9 @@ def listens(address: tuple[str, int]) -> bool:
         socket.create_connection(address, 20).close()
     except ConnectionRefusedError:
         return False
+    except ConnectionResetError:
+        # It did when this connection began, and was closed before it was made.
+        pass
     return True
 
 
