@@ -447,7 +447,8 @@ def test_a_worker_whose_address_is_a_name_is_dialled_once_it_has_another(mailbox
     assert zero.messenger.send(1, b"nowhere")
     assert soon(lambda: zero.messenger.num_dropped == 1)
     zero.knows(one)
-    assert soon(lambda: zero.messenger.send(1, b"here") and one.received == [(0, b"here")])
+    assert soon(lambda: zero.messenger.send(1, b"here") and bool(one.received))
+    assert set(one.received) == {(0, b"here")}
 
 
 def test_a_worker_that_could_not_be_dialled_since_no_descriptor_was_left_is_dialled_again(
@@ -463,7 +464,8 @@ def test_a_worker_that_could_not_be_dialled_since_no_descriptor_was_left_is_dial
         assert soon(lambda: zero.messenger.num_dropped == 1)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, limits)
-    assert soon(lambda: zero.messenger.send(1, b"again") and one.received == [(0, b"again")])
+    assert soon(lambda: zero.messenger.send(1, b"again") and bool(one.received))
+    assert set(one.received) == {(0, b"again")}
 
 
 def test_a_peer_that_does_not_read_blocks_nobody(mailboxes: list[Mailbox]) -> None:
