@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 
 import torch
@@ -9,6 +10,10 @@ import torch
 from gossamer.process.data.worker_data import WorkerData
 from gossamer.process.events import Events
 from gossamer.process.store.parsing import Refusals
+
+
+LOCK = threading.Lock()
+"""Workers reserve batches in threads of their own."""
 
 
 class DictStore:
@@ -30,11 +35,12 @@ class DictStore:
         return self.get(key)
 
     def add(self, key, amount):
-        count = self.entries.get(key, "0")
-        if not count.isdigit() or len(count) > 18:
-            return None
-        self.entries[key] = str(int(count) + amount)
-        return int(self.entries[key])
+        with LOCK:
+            count = self.entries.get(key, "0")
+            if not count.isdigit() or len(count) > 18:
+                return None
+            self.entries[key] = str(int(count) + amount)
+            return int(self.entries[key])
 
 
 class Job:

@@ -2,6 +2,7 @@
 
 import math
 import threading
+import time
 
 import pytest
 import torch
@@ -251,12 +252,15 @@ def test_the_progress_of_a_pool_is_that_of_all():
     fast, slow = job.workers()
     batches = [worker.batches(DataLoader(NUMBERS, batch_size=4), 10, None) for worker in (fast, slow)]
     next(batches[1])
+    # The slow one reserves its second batch while it works on the first.
+    until = time.monotonic() + 60
+    while job.entries["batches"] != "2" and time.monotonic() < until:
+        time.sleep(0.001)
     reached = []
     for _ in batches[0]:
         reached.append(fast.progress)
     assert reached == sorted(reached)
     assert fast.progress == 1.0
-    # The slow one has reserved its second batch already.
     assert len(list(batches[1])) == 1
     assert slow.progress == 1.0
 
