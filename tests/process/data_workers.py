@@ -11,7 +11,6 @@ from gossamer.process.data.worker_data import WorkerData
 from gossamer.process.events import Events
 from gossamer.process.store.parsing import Refusals
 
-
 LOCK = threading.Lock()
 """Workers reserve batches in threads of their own."""
 
