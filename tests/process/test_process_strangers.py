@@ -87,9 +87,9 @@ def test_who_does_not_know_the_secret_does_not_get_in(given: dict[str, str], tmp
     assert ends[0]["weights"] == ends[1]["weights"]
     assert undisturbed(ends), [end["events"] for end in ends]
     refused = [text for kind, text in ends[0]["events"] if kind == "refused"]
-    # Worker 0 has two ports, that of the store and its own: each says so once.
-    assert len(refused) in (1, 2)
-    assert all("refused a connection from 127.0.0.1: it does not know the secret" in text for text in refused)
+    # Said once for each reason: where the machine is busy, one may also be cut off, or too late.
+    assert len(set(refused)) == len(refused)
+    assert sum("refused a connection from 127.0.0.1: it does not know the secret" in text for text in refused) == 1
 
 
 def test_a_crowd_at_every_port_of_workers_with_tls(tmp_path: Path) -> None:

@@ -69,13 +69,13 @@ class ProbeSession:
         self._builder = GroupBuilder(self.rank, self.store, self._connections)
         self._groups: dict[tuple[str, tuple[int, ...]], PeerGroup] = {}
         self._num_shared = 0
-        self._heartbeat_thread = HeartbeatThreads(self.heartbeats)
+        self._heartbeat_threads = HeartbeatThreads(self.heartbeats)
         self.addresses: list[str] = self.share("address", local_address(rank_info.host), START_TIMEOUT_S)
         self.heartbeats.all_seen = True
         self.node_of = _nodes(self.addresses)
 
     def close(self) -> None:
-        self._heartbeat_thread.close()
+        self._heartbeat_threads.close()
         for group in self._groups.values():
             group.close()
         self._connections.close()

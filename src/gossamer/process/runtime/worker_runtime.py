@@ -169,7 +169,7 @@ class WorkerRuntime:
         self.driver = make_driver(self.state, self.effects, self._policy, replica)
         self.missing: list[int] = []
         """Workers that are not in the final average."""
-        self._heartbeat_thread = HeartbeatThreads(self.heartbeats, self._poll, self._follow)
+        self._heartbeat_threads = HeartbeatThreads(self.heartbeats, self._poll, self._follow)
         try:
             self._join()
             if replica is not None:
@@ -331,7 +331,7 @@ class WorkerRuntime:
     def close(self) -> None:
         self.driver.close()
         self.exchanges.close()
-        self._heartbeat_thread.close()
+        self._heartbeat_threads.close()
         self.groups.disconnect()
         self.driver.join(CLOSE_TIMEOUT_S)
         self._connections.close()
